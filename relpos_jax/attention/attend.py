@@ -1,0 +1,168 @@
+"""One `attend` for every mode: memory, caches, windows, packed documents, padding."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from relpos_jax.attention import core
+from relpos_jax.attention.blockwise import Plan, attend_blockwise
+from relpos_jax.attention.core import Operands
+from relpos_jax.attention.dense import attend_dense
+from relpos_jax.masks import Causal, Mask
+from relpos_jax.positional.protocol import Params, PositionEncoding, merge
+from relpos_jax.relative import Layout, descending, holds
+from relpos_jax.where import Where
+
+IMPLEMENTATIONS = ("auto", "blockwise", "dense", "pairs")
+
+# Below this many scores a head and row of the batch, all at once is faster (measured
+# by experiments.benchmarks.attention on two CPU cores).
+DENSE_BELOW = 512 * 512
+
+
+def attend(
+    encoding: PositionEncoding,
+    params: Params,
+    q: Float[Array, "b q h d"],
+    k: Float[Array, "b k h d"],
+    v: Float[Array, "b k h e"],
+    q_at: Where,
+    k_at: Where,
+    *,
+    mask: Mask = Causal(),
+    features: Float[Array, "b k h f"] | None = None,
+    layout: Layout | None = None,
+    implementation: str = "auto",
+    blocks: tuple[int, int] | None = None,
+) -> Float[Array, "b q h e"]:
+    """Returns attention with the encoding's scores and values, in `v`'s type.
+
+    Scores, softmax and sums are float32 whatever the inputs' type. A query that may
+    attend to nothing gives zeros, with zero gradients.
+
+    Args:
+      encoding: the position encoding.
+      params: its parameters (a layer's own joined with the shared ones).
+      q, k, v: queries, keys and values; keys are not rotated yet.
+      q_at, k_at: where queries and keys stand.
+      mask: which distances attend; documents and padding are always kept apart.
+      features: what the encoding's `features` hook returned for the keys' tokens.
+      layout: what is known about positions when the program is compiled (see `Layout`);
+        None if nothing, which is right for any positions but evaluates tables for every
+        pair and skips no block.
+      implementation: "blockwise", "dense", "pairs" (dense, and tables on the matrix of
+        distances: the oracle) or "auto".
+      blocks: queries and keys a block, for "blockwise".
+
+    Raises:
+      ValueError: shapes that do not fit together, an unknown implementation, or (when
+        not traced) positions that contradict the layout. When traced, rows that
+        contradict it are NaN.
+    """
+    _check(q, k, v, q_at, k_at, implementation)
+    good = None
+    if layout is not None:
+        good = holds(layout, q_at, k_at)
+        if not isinstance(good, jax.core.Tracer) and not bool(good.all()):
+            raise ValueError(
+                f"positions contradict {layout}: query row i must be the token of key "
+                f"column i + {layout.offset}, and positions must rise along each "
+                f"document{' by one a column' if layout.unit else ''}; "
+                f"pass layout=None for other positions"
+            )
+    queries, heads, width = q.shape[1:]
+    keys = k.shape[1]
+    scale = encoding.scale(width)
+    params = merge(encoding.constants(heads, width), params)
+    prepared, q_data, k_data = encoding.prepare(params, features, q_at, k_at, layout)
+    turned_q = turned_k = None
+    if core.overrides(encoding, "query"):
+        turned_q = encoding.query(prepared, q, q_at)
+    if core.overrides(encoding, "key"):
+        turned_k = encoding.key(prepared, k, k_at)
+    if implementation == "auto":
+        implementation = "dense" if queries * keys <= DENSE_BELOW else "blockwise"
+    if implementation == "pairs" or (layout is not None and not layout.unit):
+        diagonal = False
+    else:
+        diagonal = layout is not None
+
+    sequences = (q, k, v, turned_q, turned_k, q_data, k_data)
+    q, k, v, turned_q, turned_k, q_data, k_data = jax.tree.map(
+        lambda x: jnp.swapaxes(x, 1, 2), sequences
+    )
+    rows = None
+    operands = Operands(q, k, v, turned_q, turned_k, rows, params, q_data, k_data)
+    if implementation == "blockwise":
+        blocks = blocks or default_blocks(queries, keys)
+        if encoding.whole_rows:
+            blocks = (blocks[0], keys)
+        plan = Plan(encoding, mask, scale, layout, *blocks)
+        operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
+        if diagonal:
+            operands = _with_rows(encoding, prepared, operands, layout)
+        out = attend_blockwise(plan, operands, q_at, k_at)[:, :, :queries]
+    else:
+        if diagonal:
+            operands = _with_rows(encoding, prepared, operands, layout)
+        out = attend_dense(encoding, mask, scale, operands, q_at, k_at)
+    if good is not None:
+        out = jnp.where(good[:, None, None, None], out, jnp.nan)
+    return jnp.swapaxes(out, 1, 2).astype(v.dtype)
+
+
+def default_blocks(queries: int, keys: int) -> tuple[int, int]:
+    """Returns the block sizes to use for these lengths."""
+    return min(128, _up(queries, 8)), min(256, _up(keys, 8))
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _with_rows(encoding, params, operands: Operands, layout: Layout) -> Operands:
+    """Evaluates the table once a distance, from the highest down."""
+    queries, keys = operands.q.shape[2], operands.k.shape[2]
+    distance = descending(queries - 1 + layout.offset, queries + keys - 1)
+    table = encoding.table(params, distance)
+    return operands._replace(rows=core.heads_first(table, 1))
+
+
+def _pad(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+    """Fills up to whole blocks with empty slots."""
+
+    def fill(x, size, axis):
+        short = -x.shape[axis] % size
+        widths = [(0, short if i == axis else 0) for i in range(x.ndim)]
+        return jnp.pad(x, widths) if short else x
+
+    def fill_all(names, size):
+        old = {name: getattr(operands, name) for name in names}
+        return jax.tree.map(lambda x: fill(x, size, 2), old)
+
+    operands = operands._replace(
+        **fill_all(("q", "turned_q", "q_data"), plan.q_block),
+        **fill_all(("k", "v", "turned_k", "k_data"), plan.k_block),
+    )
+    q_at = Where(*(fill(x, plan.q_block, 1) for x in q_at))
+    k_at = Where(*(fill(x, plan.k_block, 1) for x in k_at))
+    return operands, q_at, k_at
+
+
+def _check(q, k, v, q_at, k_at, implementation):
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}"
+        )
+    (batch, queries, heads, width), keys = q.shape, k.shape[1]
+    wanted = {
+        "k": (k.shape, (batch, keys, heads, width)),
+        "v": (v.shape[:3], (batch, keys, heads)),
+        "q_at": (q_at.position.shape, (batch, queries)),
+        "k_at": (k_at.position.shape, (batch, keys)),
+    }
+    for name, (found, needed) in wanted.items():
+        if found != needed:
+            raise ValueError(
+                f"{name} has shape {found}, but q of shape {q.shape} needs {needed}"
+            )

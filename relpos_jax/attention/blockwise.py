@@ -1,0 +1,209 @@
+"""Attention block by block: exact, with memory that grows linearly in length.
+
+One `lax.scan` runs over the static list of (query block, key block) pairs that the mask
+leaves, with the online softmax of Milakov and Gimelshein (2018). The forward pass keeps
+the output and each row's log-sum-exp; the backward pass computes a block's scores again
+(Dao et al. 2022) and pulls their gradient back through `jax.vjp` of the encoding's own
+`score`, so that a new encoding has an exact gradient without a line of its own.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from relpos_jax.attention import core
+from relpos_jax.attention.core import NEVER, Operands
+from relpos_jax.masks import Mask
+from relpos_jax.positional.protocol import PositionEncoding
+from relpos_jax.relative import Layout
+from relpos_jax.where import Where
+
+
+class Plan(NamedTuple):
+    """All that is static: what to compute and in which blocks."""
+
+    encoding: PositionEncoding
+    mask: Mask
+    scale: float
+    layout: Layout | None
+    q_block: int
+    k_block: int
+
+
+def block_pairs(plan: Plan, queries: int, keys: int) -> np.ndarray:
+    """Returns the pairs of block numbers `[p 2]` that may hold a visible score.
+
+    Query blocks in order, each with its key blocks in order.
+    """
+    pairs = []
+    for a in range(queries // plan.q_block):
+        for b in range(keys // plan.k_block):
+            if plan.layout is not None:
+                first = a * plan.q_block + plan.layout.offset - b * plan.k_block
+                low, high = first - plan.k_block + 1, first + plan.q_block - 1
+                if not plan.layout.unit:
+                    # Only the sign of the distance is known, not how large it is.
+                    low = -np.inf if low < 0 else 0
+                    high = np.inf if high > 0 else np.sign(high) * 1e-9
+                if not plan.mask.keeps(low, high):
+                    continue
+            pairs.append((a, b))
+    return np.asarray(pairs, np.int32).reshape(-1, 2)
+
+
+def _cut(x, start, size, axis):
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _add(total, part, start, axis):
+    """Adds a block's part to the total, at `start` along an axis."""
+    here = _cut(total, start, part.shape[axis], axis)
+    new = here + part.astype(total.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(total, new, start, axis)
+
+
+def _block(plan: Plan, operands: Operands, q_at, k_at, pair):
+    """Cuts one pair of blocks out of the whole."""
+    a, b = pair[0], pair[1]
+    q0, k0 = a * plan.q_block, b * plan.k_block
+
+    def cut_q(x, axis=2):
+        return None if x is None else _cut(x, q0, plan.q_block, axis)
+
+    def cut_k(x, axis=2):
+        return None if x is None else _cut(x, k0, plan.k_block, axis)
+
+    # Tables descend from the highest distance of all, which is in row 0.
+    start = operands.q.shape[2] - q0 - plan.q_block + k0
+    count = plan.q_block + plan.k_block - 1
+    part = Operands(
+        q=cut_q(operands.q),
+        k=cut_k(operands.k),
+        v=cut_k(operands.v),
+        turned_q=cut_q(operands.turned_q),
+        turned_k=cut_k(operands.turned_k),
+        rows=jax.tree.map(lambda x: _cut(x, start, count, 1), operands.rows),
+        params=operands.params,
+        q_data=jax.tree.map(cut_q, operands.q_data),
+        k_data=jax.tree.map(cut_k, operands.k_data),
+    )
+    q_at = Where(*(cut_q(x, 1) for x in q_at))
+    k_at = Where(*(cut_k(x, 1) for x in k_at))
+    return part, q_at, k_at, q0, k0, start
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend_blockwise(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+    """Returns `[b h q d]` float32, as `attend_dense` does.
+
+    Lengths must be whole numbers of blocks.
+    """
+    return _forward(plan, operands, q_at, k_at)[0]
+
+
+def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+    q, v = operands.q, operands.v
+    rows = q.shape[:3]
+    out = jnp.zeros((*rows, v.shape[3]), jnp.float32)
+    highest = jnp.full(rows, NEVER, jnp.float32)
+    total = jnp.zeros(rows, jnp.float32)
+
+    def step(carry, pair):
+        part, q_here, k_here, q0, _, _ = _block(plan, operands, q_at, k_at, pair)
+        old_out, old_high, old_total = (_cut(x, q0, plan.q_block, 2) for x in carry)
+        visible = plan.mask(q_here, k_here)[:, None]
+        logits = core.logits_of(
+            plan.encoding, part, q_here, k_here, plan.scale, visible
+        )
+        logits = jnp.where(visible, logits, NEVER)
+        high = jnp.maximum(old_high, jnp.max(logits, axis=-1))
+        # While a row has seen nothing, high is NEVER and every weight must be 0.
+        weights = jnp.where(visible, jnp.exp(logits - high[..., None]), 0.0)
+        fade = jnp.exp(old_high - high)
+        new_total = fade * old_total + jnp.sum(weights, axis=-1)
+        added = core.values_of(
+            plan.encoding, part, weights, q_here, k_here, plan.scale, visible
+        )
+        new_out = fade[..., None] * old_out + added
+        new = (new_out, high, new_total)
+        carry = tuple(
+            jax.lax.dynamic_update_slice_in_dim(x, y, q0, 2)
+            for x, y in zip(carry, new, strict=True)
+        )
+        return carry, None
+
+    pairs = block_pairs(plan, q.shape[2], operands.k.shape[2])
+    (out, highest, total), _ = jax.lax.scan(step, (out, highest, total), pairs)
+    seen = total > 0
+    total = jnp.where(seen, total, 1.0)
+    out = out / total[..., None]
+    log_total = jnp.where(seen, highest + jnp.log(total), 0.0)
+    return out, (operands, q_at, k_at, out, log_total)
+
+
+def _backward(plan: Plan, saved, d_out):
+    operands, q_at, k_at, out, log_total = saved
+    # Each row's sum of weight times gradient, known from the output alone.
+    row = jnp.sum(d_out * out, axis=-1)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), operands)
+
+    def step(total, pair):
+        part, q_here, k_here, q0, k0, start = _block(plan, operands, q_at, k_at, pair)
+        d_here = _cut(d_out, q0, plan.q_block, 2)
+        visible = plan.mask(q_here, k_here)[:, None]
+
+        def scores(part):
+            return core.logits_of(
+                plan.encoding, part, q_here, k_here, plan.scale, visible
+            )
+
+        def values(part, weights):
+            return core.values_of(
+                plan.encoding, part, weights, q_here, k_here, plan.scale, visible
+            )
+
+        logits, pull_scores = jax.vjp(scores, part)
+        weights = jnp.where(
+            visible,
+            jnp.exp(logits - _cut(log_total, q0, plan.q_block, 2)[..., None]),
+            0.0,
+        )
+        _, pull_values = jax.vjp(values, part, weights)
+        d_part, d_weights = pull_values(d_here)
+        row_here = _cut(row, q0, plan.q_block, 2)[..., None]
+        d_logits = jnp.where(visible, weights * (d_weights - row_here), 0.0)
+        (d_more,) = pull_scores(d_logits)
+        d_part = jax.tree.map(lambda x, y: x + y, d_part, d_more)
+
+        def add(name, start):
+            return jax.tree.map(
+                lambda x, y: _add(x, y, start, 2),
+                getattr(total, name),
+                getattr(d_part, name),
+            )
+
+        total = Operands(
+            q=add("q", q0),
+            k=add("k", k0),
+            v=add("v", k0),
+            turned_q=add("turned_q", q0),
+            turned_k=add("turned_k", k0),
+            rows=jax.tree.map(
+                lambda x, y: _add(x, y, start, 1), total.rows, d_part.rows
+            ),
+            params=jax.tree.map(lambda x, y: x + y, total.params, d_part.params),
+            q_data=add("q_data", q0),
+            k_data=add("k_data", k0),
+        )
+        return total, None
+
+    pairs = block_pairs(plan, operands.q.shape[2], operands.k.shape[2])
+    total, _ = jax.lax.scan(step, zero, pairs)
+    d_operands = jax.tree.map(lambda x, y: x.astype(y.dtype), total, operands)
+    return d_operands, None, None
+
+
+attend_blockwise.defvjp(_forward, _backward)

@@ -1,0 +1,6 @@
+"""Models: Flax NNX modules that hold parameters and nothing else."""
+
+from relpos_jax.models.config import ModelConfig
+from relpos_jax.models.decoder import TransformerXL
+
+__all__ = ["ModelConfig", "TransformerXL"]

@@ -1,0 +1,93 @@
+"""The choices that make a model."""
+
+import dataclasses
+
+from relpos_jax.masks import Causal, Mask, Window
+from relpos_jax.positional.protocol import Dims, PositionEncoding
+
+ABSOLUTE_WITH_MEMORY = (
+    "absolute position embeddings cannot be used with memory: a token's memory "
+    "carries the position that it had in its own segment, so a token of this segment "
+    "and one of the last would claim the same place (Dai et al. 2019, section 3.3). "
+    "Use a relative encoding, or memory length 0"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A decoder: Transformer-XL, or a plain transformer where `memory_length` is 0.
+
+    Attributes:
+      vocabulary: number of token ids.
+      layers, width, heads, head_dim, feedforward: sizes; `heads * head_dim` need not be
+        `width`.
+      position: the position encoding.
+      norm: "pre" normalises the input of each sub-layer, "post" the sum behind it.
+      final_norm: normalise the last layer's output; None for where `norm` is "pre" (the
+        released Transformer-XL code has none in either case).
+      activation: of the feed-forward layers, "gelu" or "relu".
+      tie_embeddings: use the embedding matrix as the output projection.
+      output_bias: add a bias per token id to the logits.
+      dropout: rate on embeddings, sub-layer outputs and inner feed-forward units.
+      memory_length: slots of segment memory in training.
+      window: a query sees this many keys, itself among them; None for all
+        (`same_length` of the released PyTorch code is `window = memory_length`).
+      dtype: of the computation; parameters are float32.
+      attention: implementation, see `relpos_jax.attention.attend`.
+      init_std: standard deviation of all initial matrices; None for 1/sqrt(fan in).
+    """
+
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    head_dim: int
+    feedforward: int
+    position: PositionEncoding
+    norm: str = "pre"
+    final_norm: bool | None = None
+    activation: str = "gelu"
+    tie_embeddings: bool = True
+    output_bias: bool = False
+    dropout: float = 0.0
+    memory_length: int = 0
+    window: int | None = None
+    dtype: str = "float32"
+    attention: str = "auto"
+    init_std: float | None = None
+
+    def __post_init__(self):
+        for name in ("vocabulary", "layers", "width", "heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        choices = {
+            "norm": ("pre", "post"),
+            "activation": ("gelu", "relu"),
+            "dtype": ("float32", "bfloat16", "float16"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {known}, got {getattr(self, name)!r}"
+                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if self.memory_length < 0:
+            raise ValueError(f"memory_length is negative: {self.memory_length}")
+        if self.position.absolute and self.memory_length:
+            raise ValueError(ABSOLUTE_WITH_MEMORY)
+
+    @property
+    def dims(self) -> Dims:
+        """The sizes that position parameters depend on."""
+        return Dims(self.heads, self.head_dim, self.width)
+
+    @property
+    def mask(self) -> Mask:
+        """Which distances attend."""
+        return Causal() if self.window is None else Window(self.window)
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether the last layer's output is normalised."""
+        return self.norm == "pre" if self.final_norm is None else self.final_norm

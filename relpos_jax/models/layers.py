@@ -1,0 +1,195 @@
+"""Layers: attention and feed-forward, each with its norm and residual."""
+
+import math
+import zlib
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from relpos_jax.attention import attend
+from relpos_jax.memory import Memory
+from relpos_jax.models.config import ModelConfig
+from relpos_jax.positional import merge
+from relpos_jax.positional.protocol import Params
+from relpos_jax.relative import Layout
+from relpos_jax.where import Where
+
+
+def named(key: jax.Array, name: str) -> jax.Array:
+    """Returns a key that depends on the name alone.
+
+    A parameter's first values are thereby the same whatever else a model holds: models
+    with different encodings start from the same shared parameters.
+    """
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def dropout(key: jax.Array | None, rate: float, x: Float[Array, "*n"]):
+    """Returns `x` with a fraction `rate` of it zeroed; all of `x` without a key."""
+    if key is None or rate == 0:
+        return x
+    kept = jax.random.bernoulli(key, 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+def as_params(tree: Params):
+    """Turns a dict of arrays into an NNX dict of parameters."""
+    if isinstance(tree, dict):
+        return nnx.Dict({name: as_params(value) for name, value in tree.items()})
+    return nnx.Param(tree)
+
+
+def as_arrays(tree) -> Params:
+    """Turns an NNX dict of parameters back into a dict of arrays."""
+    if isinstance(tree, nnx.Dict):
+        return {name: as_arrays(value) for name, value in tree.items()}
+    return tree[...]
+
+
+def normal(config: ModelConfig, fan_in: int, gain: float = 1.0):
+    """Returns an initialiser: `init_std` or 1/sqrt(fan in), times a gain."""
+    std = fan_in**-0.5 if config.init_std is None else config.init_std
+    return nnx.initializers.normal(gain * std)
+
+
+class Attention(nnx.Module):
+    """Multi-head attention over memory and the tokens themselves, without biases."""
+
+    def __init__(self, config: ModelConfig, *, key: jax.Array):
+        width, heads, head_dim = config.width, config.heads, config.head_dim
+        self.config = config
+
+        def project(name, gain=1.0):
+            return nnx.LinearGeneral(
+                width,
+                (heads, head_dim),
+                use_bias=False,
+                kernel_init=normal(config, width, gain),
+                dtype=config.dtype,
+                rngs=nnx.Rngs(named(key, name)),
+            )
+
+        self.query = project("query", config.position.query_gain(head_dim))
+        self.key = project("key")
+        self.value = project("value")
+        self.output = nnx.LinearGeneral(
+            (heads, head_dim),
+            width,
+            axis=(-2, -1),
+            use_bias=False,
+            kernel_init=normal(
+                config, heads * head_dim, 1 / math.sqrt(2 * config.layers)
+            ),
+            dtype=config.dtype,
+            rngs=nnx.Rngs(named(key, "output")),
+        )
+        own = config.position.init(named(key, "position"), config.dims)
+        self.position = as_params(own)
+
+    def __call__(
+        self,
+        x: Float[Array, "b t w"],
+        at: Where,
+        memory: Memory,
+        layer: int,
+        shared: Params,
+        normalise,
+        layout: Layout | None,
+    ):
+        """Returns the sub-layer's output `[b t w]` and this layer's memory entry.
+
+        `normalise` acts on queries' and keys' inputs alike, memory's among them.
+        """
+        config = self.config
+        params = merge(as_arrays(self.position), shared)
+
+        def project(states):
+            states = normalise(states)
+            features = config.position.features(params, states)
+            return self.key(states), self.value(states), features
+
+        (k, v, features), k_at, entry = memory.read(layer, x, at, project)
+        out = attend(
+            config.position,
+            params,
+            self.query(normalise(x)),
+            k,
+            v,
+            at,
+            k_at,
+            mask=config.mask,
+            features=features,
+            layout=layout,
+            implementation=config.attention,
+        )
+        return self.output(out), entry
+
+
+class FeedForward(nnx.Module):
+    """Two projections with an activation between them."""
+
+    def __init__(self, config: ModelConfig, *, key: jax.Array):
+        self.config = config
+        self.inner = nnx.Linear(
+            config.width,
+            config.feedforward,
+            kernel_init=normal(config, config.width),
+            dtype=config.dtype,
+            rngs=nnx.Rngs(named(key, "inner")),
+        )
+        self.outer = nnx.Linear(
+            config.feedforward,
+            config.width,
+            kernel_init=normal(
+                config, config.feedforward, 1 / math.sqrt(2 * config.layers)
+            ),
+            dtype=config.dtype,
+            rngs=nnx.Rngs(named(key, "outer")),
+        )
+
+    def __call__(self, x: Float[Array, "b t w"], key: jax.Array | None):
+        activate = {"gelu": jax.nn.gelu, "relu": jax.nn.relu}[self.config.activation]
+        x = activate(self.inner(x))
+        return self.outer(dropout(key, self.config.dropout, x))
+
+
+class Layer(nnx.Module):
+    """Attention and feed-forward, each added to what came in."""
+
+    def __init__(self, config: ModelConfig, *, key: jax.Array):
+        self.config = config
+        self.attention = Attention(config, key=named(key, "attention"))
+        self.feedforward = FeedForward(config, key=named(key, "feedforward"))
+        self.attention_norm = layer_norm(config)
+        self.feedforward_norm = layer_norm(config)
+
+    def __call__(self, x, at: Where, memory: Memory, layer, shared, layout, key):
+        """Returns the layer's output `[b t w]` and its memory entry."""
+        rate, pre = self.config.dropout, self.config.norm == "pre"
+        keys = [None] * 3 if key is None else jax.random.split(key, 3)
+
+        def identity(x):
+            return x
+
+        before = self.attention_norm if pre else identity
+        after = identity if pre else self.attention_norm
+        out, entry = self.attention(x, at, memory, layer, shared, before, layout)
+        x = after(x + dropout(keys[0], rate, out))
+
+        before = self.feedforward_norm if pre else identity
+        after = identity if pre else self.feedforward_norm
+        out = self.feedforward(before(x), keys[1])
+        return after(x + dropout(keys[2], rate, out)), entry
+
+
+def layer_norm(config: ModelConfig) -> nnx.LayerNorm:
+    """Returns a layer norm with scale and bias; statistics in float32."""
+    return nnx.LayerNorm(
+        config.width,
+        epsilon=1e-5,
+        dtype=config.dtype,
+        use_fast_variance=False,
+        rngs=nnx.Rngs(0),
+    )

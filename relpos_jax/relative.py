@@ -1,0 +1,172 @@
+"""Relative positions: what depends on the distance alone, and how it meets the scores.
+
+An encoding evaluates a *table* of rows, one a distance: scalars per head (a bias) or
+vectors per head. Four products of such a table with queries, keys and weights make up
+all of relative attention, and two classes offer them with equal results:
+
+* `Pairs` holds a row for every (query, key) pair. Slow, obviously right, any positions:
+  the oracle of every other path.
+* `Diagonals` holds a row for each of the `q + k - 1` distances of a block of contiguous
+  positions, multiplies once a distance, and skews (the relative shift of Dai et al.
+  2019, appendix B).
+
+Heads come first in this file: queries `[b h q d]`, keys `[b h k d]`, scores
+`[b h q k]`.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from relpos_jax.where import Where
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What is known about positions when a program is compiled.
+
+    It claims that query row `i` is the token of key column `i + offset`, and that
+    within each document positions rise along the row; if `unit`, by one a column. Then
+    the distance of any pair that may attend is `i + offset - j`, which is what lets
+    blockwise attention skip blocks and evaluate tables once a distance. Documents must
+    carry non-decreasing ids along a row; empty slots may stand anywhere that does not
+    separate two tokens of one document by more than their distance.
+
+    The claim is checked: see `holds`.
+    """
+
+    offset: int = 0
+    unit: bool = True
+
+
+def holds(layout: Layout, q_at: Where, k_at: Where) -> Bool[Array, " b"]:
+    """Returns, for each row of the batch, whether the layout's claim is true.
+
+    O(q + k) work, so that a false claim can be turned into NaN instead of into a
+    plausible wrong number.
+    """
+    queries, keys = q_at.position.shape[1], k_at.position.shape[1]
+    if layout.offset < 0 or layout.offset + queries > keys:
+        raise ValueError(
+            f"layout offset {layout.offset} puts {queries} queries past {keys} keys"
+        )
+    own = slice(layout.offset, layout.offset + queries)
+    same = jnp.all(k_at.segment[:, own] == q_at.segment, axis=1) & jnp.all(
+        (k_at.position[:, own] == q_at.position) | (q_at.segment == 0), axis=1
+    )
+    column = jnp.arange(keys)[None, :]
+    real = k_at.segment != 0
+    # The last real token before each column: its document and how far along it is.
+    before = jax.lax.cummax(jnp.where(real, column, -1), axis=1)
+    before = jnp.concatenate([jnp.full_like(before[:, :1], -1), before[:, :-1]], axis=1)
+    at_before = jnp.maximum(before, 0)
+    segment = jnp.take_along_axis(k_at.segment, at_before, axis=1)
+    position = jnp.take_along_axis(k_at.position, at_before, axis=1)
+    step = k_at.position - position
+    expected = step == column - at_before if layout.unit else step > 0
+    continues = segment == k_at.segment
+    good = jnp.where(continues, expected, segment < k_at.segment)
+    return same & jnp.all(good | ~real | (before < 0), axis=1)
+
+
+def descending(high: int, count: int) -> Int[Array, " n"]:
+    """Returns the `count` distances `high, high - 1, ...`: the row order of tables."""
+    return high - jnp.arange(count, dtype=jnp.int32)
+
+
+def shift(x: Float[Array, "*h q n"]) -> Float[Array, "*h q k"]:
+    """Skews scores by distance into scores by key: the relative shift.
+
+    `x[..., i, r]` belongs to query `i` and to the `r`-th distance in descending order;
+    the result's `[..., i, j]` is `x[..., i, q - 1 - i + j]`, with `k = n - q + 1` keys.
+    No element is computed again: reading the same memory with rows of `n - 1` moves
+    row `i` left by `q - 1 - i`.
+    """
+    *heads, queries, rows = x.shape
+    keys = rows - queries + 1
+    if queries == 1:
+        return x
+    flat = x.reshape(*heads, queries * rows)[..., queries - 1 : queries * rows - 1]
+    return flat.reshape(*heads, queries, rows - 1)[..., :keys]
+
+
+def unshift(x: Float[Array, "*h q k"]) -> Float[Array, "*h q n"]:
+    """Puts scores by key back by distance, zero elsewhere: the transpose of `shift`."""
+    *heads, queries, keys = x.shape
+    rows = queries + keys - 1
+    if queries == 1:
+        return x
+    none = [(0, 0)] * len(heads)
+    wide = jnp.pad(x, [*none, (0, 0), (0, rows - 1 - keys)])
+    flat = wide.reshape(*heads, queries * (rows - 1))
+    return jnp.pad(flat, [*none, (queries - 1, 1)]).reshape(*heads, queries, rows)
+
+
+def _einsum(spec, x, y):
+    # Products on rows of a table take the other operand's type and add up in float32.
+    y = y.astype(x.dtype)
+    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+class Pairs(NamedTuple):
+    """Products with tables of a row for every pair: `[b h q k]`, `[b h q k d]`."""
+
+    def bias(self, table):
+        """Returns `t[i - j]` as `[b h q k]`."""
+        return table
+
+    def query_dot(self, q, table):
+        """Returns `q_i . t[i - j]` as `[b h q k]`."""
+        return self._dot("bhqd,bhqkd->bhqk", q, table)
+
+    def key_dot(self, k, table):
+        """Returns `k_j . t[i - j]` as `[b h q k]`."""
+        return self._dot("bhkd,bhqkd->bhqk", k, table)
+
+    def weighted(self, weights, table):
+        """Returns `sum_j w_ij t[i - j]` as `[b h q d]`."""
+        return self._dot("bhqk,bhqkd->bhqd", weights, table)
+
+    def _dot(self, spec, x, table):
+        shape = (x.shape[0], x.shape[1], *table.shape[2:])
+        return _einsum(spec, x, jnp.broadcast_to(table, shape))
+
+
+class Diagonals(NamedTuple):
+    """Products with tables of `n = queries + keys - 1` descending distances.
+
+    Tables are `[h n]` and `[h n d]`; one head serves all where `h` is 1.
+    """
+
+    queries: int
+    keys: int
+
+    def bias(self, table):
+        """Returns `t[i - j]` as `[1 h q k]`."""
+        heads, rows = table.shape
+        wide = jnp.broadcast_to(table[None, :, None, :], (1, heads, self.queries, rows))
+        return shift(wide)
+
+    def query_dot(self, q, table):
+        """Returns `q_i . t[i - j]` as `[b h q k]`."""
+        return shift(self._dot("bhqd", "bhqn", q, table))
+
+    def key_dot(self, k, table):
+        """Returns `k_j . t[i - j]` as `[b h q k]`."""
+        # Read the distances upwards and let keys play the queries' part.
+        return shift(self._dot("bhkd", "bhkn", k, table[:, ::-1])).mT
+
+    def weighted(self, weights, table):
+        """Returns `sum_j w_ij t[i - j]` as `[b h q d]`."""
+        weights = unshift(weights)
+        if table.shape[0] == 1:
+            return _einsum("bhqn,nd->bhqd", weights, table[0])
+        return _einsum("bhqn,hnd->bhqd", weights, table)
+
+    def _dot(self, vectors, scores, x, table):
+        if table.shape[0] == 1:
+            return _einsum(f"{vectors},nd->{scores}", x, table[0])
+        return _einsum(f"{vectors},hnd->{scores}", x, table)
