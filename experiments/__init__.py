@@ -1,0 +1,1 @@
+"""Short runnable scripts: parse a config, call the library, write results."""

@@ -1,0 +1,1 @@
+"""Training: state, step, loop, optimiser, losses, checkpoints, metric writers."""

@@ -1,0 +1,97 @@
+"""One compiled call: many segments, one optimiser update a segment."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from relpos_jax.training import losses, optimiser
+from relpos_jax.training.config import TrainingConfig
+from relpos_jax.training.state import TrainState
+
+
+class StepReport(NamedTuple):
+    """What each update of a call says, `[s]`; entries past the count are 0.
+
+    Attributes:
+      loss: sum of the token losses, nats.
+      count: number of targets; `loss / count` is the step's mean loss.
+      grad_norm: global norm of the mean loss' gradient, before clipping.
+      learning_rate: the rate of this update.
+    """
+
+    loss: Float[Array, "*s"]
+    count: Float[Array, "*s"]
+    grad_norm: Float[Array, "*s"]
+    learning_rate: Float[Array, "*s"]
+
+
+TrainCall = Callable[..., tuple[TrainState, StepReport]]
+
+
+def make_train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCall:
+    """Returns the jitted `call(state, batches, count, key) -> (state, report)`.
+
+    `batches` holds `[s b t]` segments, of which the first `count` are trained on. `key`
+    is the run's dropout key, of which each step takes the part that belongs to its own
+    number; None for no dropout. The state is donated: it must not be read again. The
+    gradient is taken inside the scan's body, and none flows into the memory (Dai et al.
+    2019, section 3.2).
+
+    `count` is traced, and segments past it are skipped. So a run has one compiled
+    program however its calls are cut, by checkpoints or by a kill, and its numbers
+    can't depend on the cuts; two scan lengths would be two programs, which XLA may
+    round differently. Runs that differ only in their seed share the program too.
+
+    Args:
+      graphdef: the model without its parameters (`nnx.split`).
+      training: the optimiser's settings.
+    """
+    # What the program doesn't depend on must not make another one of it.
+    shared = {"seed": 0, "checkpoint_every": 1, "keep": 1, "log_every": 1}
+    return _train_call(graphdef, dataclasses.replace(training, **shared))
+
+
+@functools.lru_cache(maxsize=16)
+def _train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCall:
+    optimizer, schedule = optimiser.build(training), optimiser.schedule(training)
+
+    def update(state: TrainState, batch: Any, key: jax.Array | None):
+        if key is not None:
+            key = jax.random.fold_in(key, state.step)
+
+        def mean_loss(params):
+            model = nnx.merge(graphdef, params)
+            logits, memory = model(batch.inputs, batch.at, state.memory, key=key)
+            sums = losses.next_token(logits, batch.targets, batch.weight)
+            # A batch without targets is harmless: loss 0, gradient 0.
+            return sums.loss / jnp.maximum(sums.count, 1), (sums, memory)
+
+        grads, (sums, memory) = jax.grad(mean_loss, has_aux=True)(state.params)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        memory = jax.lax.stop_gradient(memory)
+        report = StepReport(
+            sums.loss, sums.count, optax.tree.norm(grads), schedule(state.step)
+        )
+        return TrainState(state.step + 1, params, opt_state, memory), report
+
+    def skip(state: TrainState, batch: Any, key: jax.Array | None):
+        return state, StepReport(*[jnp.float32(0)] * 4)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def call(state: TrainState, batches: Any, count: Int[Array, ""], key=None):
+        def body(state, item):
+            index, batch = item
+            return jax.lax.cond(index < count, update, skip, state, batch, key)
+
+        indices = jnp.arange(batches.inputs.shape[0])
+        return jax.lax.scan(body, state, (indices, batches))
+
+    return call
