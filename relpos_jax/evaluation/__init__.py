@@ -1,0 +1,1 @@
+"""Evaluation: perplexity by length under four protocols, and studies of encodings."""

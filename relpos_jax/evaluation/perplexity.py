@@ -1,0 +1,355 @@
+"""Perplexity by length, under four protocols that answer different questions.
+
+- `non_overlapping`: chunks of the length (ALiBi, Press et al. 2022, table 2). A longer
+  chunk also means fewer tokens with little context, so a falling curve need not mean
+  that far context helps.
+- `same_targets`: the same tokens at every length; only their context differs.
+- `sliding`: a window moved by a stride; every target has nearly the whole context.
+- `memory`: segments of the training length with a memory of the rest (Transformer-XL,
+  Dai et al. 2019), scanned in one compiled call.
+
+Sums of negative log-likelihood (nats) and numbers of tokens leave the compiled code;
+they are added in float64, and every mean is taken at the end, from the totals.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int, Integer
+
+from relpos_jax.evaluation import windows
+from relpos_jax.training.losses import token_losses
+from relpos_jax.where import Where
+
+PROTOCOLS = ("non_overlapping", "same_targets", "sliding", "memory")
+_WORKERS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """What is evaluated, and on how many tokens.
+
+    Attributes:
+      multiples: lengths, as multiples of the training length.
+      protocols: some of `PROTOCOLS`.
+      non_overlapping_tokens: targets scored, from the text's beginning; 0: all.
+      same_targets_tokens: targets scored, spread over the text.
+      sliding_tokens: targets scored, from the text's beginning; 0: all.
+      memory_tokens: targets scored, from the text's beginning; 0: all.
+      group_fraction: `same_targets` scores the last `training length / group_fraction`
+        tokens of a window.
+      stride_fraction: `sliding` moves by `length / stride_fraction`.
+      memory_lanes: stretches of text that `memory` reads side by side; those after the
+        first fill their memory with what stands before them, so one lane reads least.
+      tokens_per_batch: tokens in a call; the batch is this over the length.
+    """
+
+    multiples: tuple[int | float, ...] = (1, 1.25, 1.5, 2, 4, 8, 16, 32)
+    protocols: tuple[str, ...] = PROTOCOLS
+    non_overlapping_tokens: int = 65536
+    same_targets_tokens: int = 2048
+    sliding_tokens: int = 16384
+    memory_tokens: int = 32768
+    group_fraction: int = 4
+    stride_fraction: int = 8
+    memory_lanes: int = 1
+    tokens_per_batch: int = 8192
+
+    def __post_init__(self):
+        unknown = [name for name in self.protocols if name not in PROTOCOLS]
+        if unknown or not self.protocols:
+            raise ValueError(
+                f"evaluation.protocols has {unknown}: take some of {PROTOCOLS}"
+            )
+        if not self.multiples or min(self.multiples) <= 0:
+            raise ValueError(
+                f"evaluation.multiples is {self.multiples}: needs positive numbers"
+            )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name.endswith("_tokens") else 1
+            if field.name == "same_targets_tokens":
+                least = 1
+            if isinstance(value, int) and value < least:
+                raise ValueError(
+                    f"evaluation.{field.name} is {value}: must be at least {least}"
+                )
+
+    def lengths(self, train_length: int) -> tuple[int, ...]:
+        """Returns the lengths in tokens, ascending, without repetition."""
+        return tuple(sorted({max(1, round(m * train_length)) for m in self.multiples}))
+
+    def needed(self, train_length: int) -> int:
+        """Returns how many tokens the text needs for the longest window."""
+        return self.lengths(train_length)[-1] + 1
+
+
+class Language(NamedTuple):
+    """A language model as pure functions of its parameters.
+
+    Attributes:
+      params: pytree of arrays.
+      apply: `(params, tokens [b t], at, memory) -> (logits [b t v], memory)`.
+      init_memory: `(params, batch, length) -> memory`, empty; length 0 for none.
+      refusal: why the model cannot be used with memory; None if it can.
+    """
+
+    params: Any
+    apply: Callable[[Any, Int[Array, "b t"], Where, Any], tuple[Array, Any]]
+    init_memory: Callable[[Any, int, int], Any]
+    refusal: str | None = None
+
+    @classmethod
+    def of(cls, graphdef, params, refusal: str | None = None) -> "Language":
+        """Wraps an NNX module that was split into `graphdef` and `params`."""
+
+        def apply(params, tokens, at, memory):
+            return nnx.merge(graphdef, params)(tokens, at, memory)
+
+        def init_memory(params, batch, length):
+            return nnx.merge(graphdef, params).init_memory(batch, length)
+
+        return cls(params, apply, init_memory, refusal)
+
+
+class Score(NamedTuple):
+    """Result of one protocol at one length.
+
+    Attributes:
+      protocol: one of `PROTOCOLS`.
+      length: tokens in a window; for `memory`, segment and memory together.
+      nll: sum of the negative log-likelihood, nats.
+      tokens: number of targets scored.
+      position_nll: `[t]`, the sum by position in the window (in the segment, for
+        `memory`), nats.
+      position_tokens: `[t]`, number of targets scored by position.
+    """
+
+    protocol: str
+    length: int
+    nll: float
+    tokens: int
+    position_nll: Float[np.ndarray, " t"]
+    position_tokens: Int[np.ndarray, " t"]
+
+    @property
+    def perplexity(self) -> float:
+        return perplexity(self.nll, self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return bits_per_byte(self.nll, self.tokens)
+
+
+class Evaluation(NamedTuple):
+    """Scores of one model, and the protocols left out, with the reason."""
+
+    scores: tuple[Score, ...]
+    skipped: Mapping[str, str]
+
+
+def perplexity(nll: float, units: int) -> float:
+    """Returns `exp(nll / units)`; infinite where that overflows.
+
+    Args:
+      nll: total negative log-likelihood, nats.
+      units: what it is shared among: tokens, or the words of the original text.
+    """
+    mean = nll / units
+    return math.exp(mean) if mean < 709 else math.inf
+
+
+def bits_per_byte(nll: float, units: int) -> float:
+    """Returns `nll / ln 2 / units`.
+
+    Args:
+      nll: total negative log-likelihood, nats.
+      units: bytes of the text (for bits per character: its characters).
+    """
+    return nll / math.log(2) / units
+
+
+def window_scorer(language: Language) -> Callable:
+    """Returns the compiled scorer of windows: one compilation a shape.
+
+    The three protocols without memory share it, since they differ in data alone.
+    It maps `(params, block)` to sums `[t]` and counts `[t]` by position.
+    """
+
+    @jax.jit
+    def score(params, block):
+        batch, length = block.inputs.shape
+        at = Where(_steps(batch, length), block.segment)
+        memory = language.init_memory(params, batch, 0)
+        logits, _ = language.apply(params, block.inputs, at, memory)
+        return _totals(logits, block.targets, block.weights)
+
+    return score
+
+
+def memory_scorer(language: Language) -> Callable:
+    """Returns the compiled scorer of lanes: scans all segments in one call.
+
+    It maps `(params, block, memory_length)`, the block's arrays being `[s b t]`, to
+    sums `[s t]` and counts `[s t]` by segment and position.
+    """
+
+    @functools.partial(jax.jit, static_argnames="memory_length")
+    def score(params, block, memory_length):
+        segments, batch, length = block.inputs.shape
+
+        def read(memory, step):
+            number, block = step
+            at = Where(number * length + _steps(batch, length), block.segment)
+            logits, memory = language.apply(params, block.inputs, at, memory)
+            return memory, _totals(logits, block.targets, block.weights)
+
+        memory = language.init_memory(params, batch, memory_length)
+        _, totals = jax.lax.scan(read, memory, (jnp.arange(segments), block))
+        return totals
+
+    return score
+
+
+def evaluate(
+    language: Language,
+    text: Integer[np.ndarray, " n"],
+    train_length: int,
+    config: EvaluationConfig,
+) -> Evaluation:
+    """Scores a text under every protocol at every length.
+
+    Args:
+      language: the model.
+      text: `[n]`, the held-out tokens.
+      train_length: tokens in a training window; the unit of `config.multiples`, and
+        the segment of `memory`.
+      config: what to evaluate.
+
+    Returns:
+      One score a protocol and length, in that order, and the protocols skipped.
+
+    Raises:
+      ValueError: the text is shorter than the longest window.
+    """
+    scores = list(each(language, text, train_length, config))
+    return ordered(scores, language, config)
+
+
+def ordered(
+    scores: Sequence[Score], language: Language, config: EvaluationConfig
+) -> Evaluation:
+    """Puts the scores of `each` in the config's order and says what was left out."""
+    skipped = {}
+    if "memory" in config.protocols and language.refusal is not None:
+        skipped["memory"] = language.refusal
+    place = {protocol: i for i, protocol in enumerate(config.protocols)}
+    scores = sorted(scores, key=lambda score: (place[score.protocol], score.length))
+    return Evaluation(tuple(scores), skipped)
+
+
+def each(
+    language: Language,
+    text: Integer[np.ndarray, " n"],
+    train_length: int,
+    config: EvaluationConfig,
+) -> Iterator[Score]:
+    """Yields the scores of `evaluate` as they come, for a progress bar."""
+    needed = config.needed(train_length)
+    if len(text) < needed:
+        raise ValueError(
+            f"the text to evaluate on has {len(text)} tokens, the longest window "
+            f"needs {needed}: take a longer text, a larger held-out part, or smaller "
+            "evaluation.multiples"
+        )
+    by_window, by_lane = window_scorer(language), memory_scorer(language)
+    protocols = [name for name in config.protocols if name != "memory"]
+    tasks = []
+    # Longest first: they take longest, and nothing should be left to wait for at last.
+    for length in reversed(config.lengths(train_length)):
+        given = (language.params, text, train_length, length, config)
+        if protocols:
+            tasks.append(functools.partial(_by_window, by_window, protocols, *given))
+        if "memory" in config.protocols and language.refusal is None:
+            tasks.append(functools.partial(_by_lane, by_lane, *given))
+    # Compiling keeps one core busy: beside it, another length is compiled or runs.
+    with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
+        running = [pool.submit(task) for task in tasks]
+        try:
+            for task in concurrent.futures.as_completed(running):
+                yield from task.result()
+        finally:
+            for task in running:
+                task.cancel()
+
+
+def _plan(protocol, size, length, train_length, config) -> windows.Plan:
+    if protocol == "non_overlapping":
+        size = _limited(size, config.non_overlapping_tokens)
+        return windows.non_overlapping(size, length)
+    if protocol == "sliding":
+        stride = max(1, length // config.stride_fraction)
+        return windows.sliding(_limited(size, config.sliding_tokens), length, stride)
+    lengths = config.lengths(train_length)
+    group = min(max(1, train_length // config.group_fraction), lengths[0])
+    count = max(1, config.same_targets_tokens // group)
+    return windows.same_targets(size, length, lengths[-1], group, count)
+
+
+def _limited(size: int, targets: int) -> int:
+    return min(size, targets + 1) if targets else size
+
+
+def _by_window(scorer, protocols, params, text, train_length, length, config):
+    """Scores one length under the protocols without memory, which share a program."""
+    batch = max(1, config.tokens_per_batch // length)
+    scores = []
+    for protocol in protocols:
+        plan = _plan(protocol, len(text), length, train_length, config)
+        # Dispatched before the first is read back, so that the device never waits.
+        totals = [
+            scorer(params, windows.fill(text, plan, slice(at, at + batch), batch))
+            for at in range(0, len(plan.start), batch)
+        ]
+        nll = sum(np.asarray(sums, np.float64) for sums, _ in totals)
+        tokens = sum(np.asarray(counts, np.int64) for _, counts in totals)
+        scores.append(_score(protocol, length, nll, tokens))
+    return scores
+
+
+def _by_lane(scorer, params, text, train_length, length, config):
+    """Scores one length with memory."""
+    segment = min(train_length, length)
+    memory_length = length - segment
+    text = text[: _limited(len(text), config.memory_tokens)]
+    block, count = windows.lanes(text, segment, memory_length, config.memory_lanes)
+    block = windows.Block(
+        *(x.reshape(len(x), count, segment).swapaxes(0, 1) for x in block)
+    )
+    sums, counts = scorer(params, block, memory_length=memory_length)
+    nll = np.asarray(sums, np.float64).sum(axis=0)
+    tokens = np.asarray(counts, np.int64).sum(axis=0)
+    return [_score("memory", length, nll, tokens)]
+
+
+def _score(protocol, length, nll, tokens) -> Score:
+    return Score(protocol, length, float(nll.sum()), int(tokens.sum()), nll, tokens)
+
+
+def _steps(batch: int, length: int) -> Int[Array, "b t"]:
+    return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+
+
+def _totals(logits, targets, weights) -> tuple[Float[Array, " t"], Int[Array, " t"]]:
+    """Sums and counts by position of `[b t v]` logits."""
+    # `where`, not a product: padding may hold anything, and 0 times NaN is NaN.
+    losses = jnp.where(weights, token_losses(logits, targets), 0.0)
+    return losses.sum(axis=0), weights.astype(jnp.int32).sum(axis=0)

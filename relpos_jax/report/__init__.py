@@ -1,0 +1,1 @@
+"""Reports: tables, plots, and published figures to compare with."""
