@@ -1,0 +1,1 @@
+"""Measurements: scripts that print ratios within one run, never timed tests."""

@@ -1,0 +1,44 @@
+"""Times compiled functions in turn, so that a noisy machine disturbs them alike."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+
+
+def compare(functions: dict[str, Callable], inputs: tuple, *, rounds: int) -> dict:
+    """Returns seconds a call (median of rounds taken in turn) and temporary bytes.
+
+    Args:
+      functions: what to time, by name; each is compiled before any is timed.
+      inputs: arguments, the same for all.
+      rounds: calls of each function.
+    """
+    compiled = {n: jax.jit(f).lower(*inputs).compile() for n, f in functions.items()}
+    for function in compiled.values():
+        jax.block_until_ready(function(*inputs))
+    seconds = {name: [] for name in compiled}
+    for _ in range(rounds):
+        for name, function in compiled.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*inputs))
+            seconds[name].append(time.perf_counter() - start)
+    return {
+        name: {
+            "seconds": statistics.median(seconds[name]),
+            "temp_bytes": function.memory_analysis().temp_size_in_bytes,
+        }
+        for name, function in compiled.items()
+    }
+
+
+def table(results: dict) -> str:
+    """Returns the results as a Markdown table, with ratios to the first row."""
+    first = next(iter(results.values()))
+    lines = ["| what | seconds | to the first | temporaries, MiB |", "|---|---|---|---|"]
+    for name, row in results.items():
+        ratio = row["seconds"] / first["seconds"]
+        size = row["temp_bytes"] / 2**20
+        lines.append(f"| {name} | {row['seconds']:.3f} | {ratio:.2f} | {size:.1f} |")
+    return "\n".join(lines)
