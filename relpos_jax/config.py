@@ -228,8 +228,13 @@ def _plain(config: Section) -> dict[str, Any]:
     return dict(config)
 
 
-def _position(config: Section) -> positional.PositionEncoding:
+def _position(
+    config: Section,
+) -> positional.PositionEncoding | tuple[positional.PositionEncoding, ...]:
     config = _plain(config)
+    if "pattern" in config:  # a mixture: the layers take the parts in turn
+        _refuse_unknown(config, ["pattern"], "model.position")
+        return tuple(_position(part) for part in config["pattern"])
     _refuse_unknown(config, ["name", "knobs"], "model.position")
     if "name" not in config:
         raise ValueError("config.model.position has no name: set it")

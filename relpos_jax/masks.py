@@ -27,7 +27,7 @@ class Bidirectional:
         """Returns whether a pair at this distance may attend, elementwise."""
         return jnp.ones(distance.shape, bool)
 
-    def keeps(self, low: int, high: int) -> bool:
+    def keeps(self, low: int | float, high: int | float) -> bool:
         """Returns whether any distance in `low..high` (inclusive) may attend."""
         return True
 
@@ -45,7 +45,7 @@ class Causal(Bidirectional):
     def allows(self, distance: Num[Array, "*shape"]) -> Bool[Array, "*shape"]:
         return distance >= 0
 
-    def keeps(self, low: int, high: int) -> bool:
+    def keeps(self, low: int | float, high: int | float) -> bool:
         return high >= 0
 
 
@@ -67,7 +67,7 @@ class Window(Bidirectional):
         near = distance < self.width
         return near & (distance >= 0 if self.causal else distance > -self.width)
 
-    def keeps(self, low: int, high: int) -> bool:
+    def keeps(self, low: int | float, high: int | float) -> bool:
         lowest = 0 if self.causal else 1 - self.width
         return high >= lowest and low < self.width
 

@@ -2,19 +2,22 @@
 
 An encoding evaluates a *table* of rows, one a distance: scalars per head (a bias) or
 vectors per head. Four products of such a table with queries, keys and weights make up
-all of relative attention, and two classes offer them with equal results:
+all of relative attention, and three classes offer them with equal results:
 
 * `Pairs` holds a row for every (query, key) pair. Slow, obviously right, any positions:
   the oracle of every other path.
 * `Diagonals` holds a row for each of the `q + k - 1` distances of a block of contiguous
   positions, multiplies once a distance, and skews (the relative shift of Dai et al.
   2019, appendix B).
+* `Uniform` holds one row, where all distances of a block share it (a clip, a last
+  bucket).
 
 Heads come first in this file: queries `[b h q d]`, keys `[b h k d]`, scores
 `[b h q k]`.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -22,6 +25,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from relpos_jax.where import Where
+
+GROUP = 64  # queries that share a window of a table, see `_group`
+ROWS_ONE_BY_ONE = 128  # up to so many, copies of rows are faster than padding (CPU)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +91,40 @@ def shift(x: Float[Array, "*h q n"]) -> Float[Array, "*h q k"]:
     No element is computed again: reading the same memory with rows of `n - 1` moves
     row `i` left by `q - 1 - i`.
     """
+    return _shift(x)
+
+
+def spread(row: Float[Array, "*h n"], queries: int) -> Float[Array, "*h q k"]:
+    """Returns `shift` of the same row for every query: `[..., i, j]` is `row[q-1-i+j]`.
+
+    Made of slices in two levels, since that is what compilers turn into plain copies
+    (on CPU five times as fast as broadcasting and reading with another row length).
+    """
+    return _spread(queries, row)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _spread(queries, row):
+    step = 2 ** max((queries - 1).bit_length() // 2, 0)
+    groups = -(-queries // step)
+    # Fill up to whole groups with distances that no query has.
+    spare = groups * step - queries
+    row = jnp.pad(row, [(0, 0)] * (row.ndim - 1) + [(spare, 0)])
+    keys = row.shape[-1] - groups * step + 1
+    wide = row.shape[-1] - step + 1
+    few = jnp.stack([row[..., step - 1 - i :][..., :wide] for i in range(step)], -2)
+    starts = [step * (groups - 1 - group) for group in range(groups)]
+    rows = [few[..., start : start + keys] for start in starts]
+    return jnp.concatenate(rows, axis=-2)[..., :queries, :]
+
+
+def unshift(x: Float[Array, "*h q k"]) -> Float[Array, "*h q n"]:
+    """Puts scores by key back by distance, zero elsewhere: the transpose of `shift`."""
+    return _unshift(x)
+
+
+@jax.custom_vjp
+def _shift(x):
     *heads, queries, rows = x.shape
     keys = rows - queries + 1
     if queries == 1:
@@ -93,16 +133,35 @@ def shift(x: Float[Array, "*h q n"]) -> Float[Array, "*h q k"]:
     return flat.reshape(*heads, queries, rows - 1)[..., :keys]
 
 
-def unshift(x: Float[Array, "*h q k"]) -> Float[Array, "*h q n"]:
-    """Puts scores by key back by distance, zero elsewhere: the transpose of `shift`."""
+@jax.custom_vjp
+def _unshift(x):
     *heads, queries, keys = x.shape
     rows = queries + keys - 1
     if queries == 1:
         return x
+    if queries <= ROWS_ONE_BY_ONE:
+        zeros = jnp.zeros((*heads, 1, queries - 1), x.dtype)
+        moved = [
+            jnp.concatenate(
+                [zeros[..., : queries - 1 - i], x[..., i : i + 1, :], zeros[..., :i]],
+                axis=-1,
+            )
+            for i in range(queries)
+        ]
+        return jnp.concatenate(moved, axis=-2)
     none = [(0, 0)] * len(heads)
     wide = jnp.pad(x, [*none, (0, 0), (0, rows - 1 - keys)])
     flat = wide.reshape(*heads, queries * (rows - 1))
     return jnp.pad(flat, [*none, (queries - 1, 1)]).reshape(*heads, queries, rows)
+
+
+# Transposes of each other. What JAX derives is right too, but slower.
+_spread.defvjp(
+    lambda queries, row: (_spread(queries, row), None),
+    lambda queries, _, d_out: (jnp.sum(_unshift(d_out), axis=-2),),
+)
+_shift.defvjp(lambda x: (_shift(x), None), lambda _, d_out: (_unshift(d_out),))
+_unshift.defvjp(lambda x: (_unshift(x), None), lambda _, d_out: (_shift(d_out),))
 
 
 def _einsum(spec, x, y):
@@ -146,27 +205,88 @@ class Diagonals(NamedTuple):
 
     def bias(self, table):
         """Returns `t[i - j]` as `[1 h q k]`."""
-        heads, rows = table.shape
-        wide = jnp.broadcast_to(table[None, :, None, :], (1, heads, self.queries, rows))
-        return shift(wide)
+        return spread(table, self.queries)[None]
 
     def query_dot(self, q, table):
         """Returns `q_i . t[i - j]` as `[b h q k]`."""
-        return shift(self._dot("bhqd", "bhqn", q, table))
+        return _skewed_dot(q, table)
 
     def key_dot(self, k, table):
         """Returns `k_j . t[i - j]` as `[b h q k]`."""
         # Read the distances upwards and let keys play the queries' part.
-        return shift(self._dot("bhkd", "bhkn", k, table[:, ::-1])).mT
+        return _skewed_dot(k, table[:, ::-1]).mT
 
     def weighted(self, weights, table):
         """Returns `sum_j w_ij t[i - j]` as `[b h q d]`."""
-        weights = unshift(weights)
-        if table.shape[0] == 1:
-            return _einsum("bhqn,nd->bhqd", weights, table[0])
-        return _einsum("bhqn,hnd->bhqd", weights, table)
+        if table.shape[0] == 1:  # one product for all heads
+            return _einsum("bhqn,nd->bhqd", unshift(weights), table[0])
+        batch, heads, queries, keys = weights.shape
+        step = _group(queries)
+        weights = weights.reshape(batch, heads, queries // step, step, keys)
+        rows = _windows(table, queries, step)
+        out = _einsum("bhgsn,hgnd->bhgsd", unshift(weights), rows)
+        return out.reshape(batch, heads, queries, -1)
 
-    def _dot(self, vectors, scores, x, table):
-        if table.shape[0] == 1:
-            return _einsum(f"{vectors},nd->{scores}", x, table[0])
-        return _einsum(f"{vectors},hnd->{scores}", x, table)
+
+class Uniform(NamedTuple):
+    """Products with one row for all pairs, where every distance has the same one.
+
+    Tables are `[h 1]` and `[h 1 d]`, `h` 1 where heads share them.
+    """
+
+    queries: int
+    keys: int
+
+    def bias(self, table):
+        """Returns `t` as `[1 h q k]`."""
+        shape = (1, table.shape[0], self.queries, self.keys)
+        return jnp.broadcast_to(table[None, :, :, None], shape)
+
+    def query_dot(self, q, table):
+        """Returns `q_i . t` as `[b h q k]`."""
+        scores = self._dot("bhqd,hd->bhq", q, table)[..., None]
+        return jnp.broadcast_to(scores, (*scores.shape[:3], self.keys))
+
+    def key_dot(self, k, table):
+        """Returns `k_j . t` as `[b h q k]`."""
+        scores = self._dot("bhkd,hd->bhk", k, table)[:, :, None]
+        batch, heads, _, keys = scores.shape
+        return jnp.broadcast_to(scores, (batch, heads, self.queries, keys))
+
+    def weighted(self, weights, table):
+        """Returns `sum_j w_ij t` as `[b h q d]`."""
+        return jnp.sum(weights, axis=-1, keepdims=True) * table[None]
+
+    def _dot(self, spec, x, table):
+        heads = x.shape[1]
+        return _einsum(
+            spec, x, jnp.broadcast_to(table, (heads, *table.shape[1:]))[:, 0]
+        )
+
+
+def _group(queries: int) -> int:
+    """Returns how many queries to multiply with one window of a table.
+
+    A window has `keys + group - 1` rows, all of which each of its queries meets and
+    `keys` of which it needs: small groups waste less, large ones multiply faster.
+    """
+    return GROUP if queries % GROUP == 0 else queries
+
+
+def _windows(table, queries: int, step: int):
+    """Cuts a table `[h n d]` into the windows of groups of queries, `[h g m d]`."""
+    size = table.shape[1] - queries + step
+    starts = range(queries - step, -1, -step)
+    return jnp.stack([table[:, start : start + size] for start in starts], axis=1)
+
+
+def _skewed_dot(x, table):
+    """Returns `x_i . t[r]` as `[b h q k]`, `r` the row of query `i` and key `j`."""
+    if table.shape[0] == 1:  # one product for all heads
+        return shift(_einsum("bhqd,nd->bhqn", x, table[0]))
+    batch, heads, queries, width = x.shape
+    step = _group(queries)
+    rows = _windows(table, queries, step)
+    x = x.reshape(batch, heads, queries // step, step, width)
+    scores = shift(_einsum("bhgsd,hgnd->bhgsn", x, rows))
+    return scores.reshape(batch, heads, queries, -1)

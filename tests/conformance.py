@@ -22,6 +22,20 @@ SMALL: dict[str, dict] = {
     "t5": {"buckets": 8, "max_distance": 10},
     "t5_bidirectional": {"buckets": 8, "max_distance": 10},
     "shaw": {"clip": 3},
+    "deberta": {"span": 4},
+    "deberta_v2": {"buckets": 4, "span": 8},
+    "fire": {"threshold": 4.0},
+    "rerope": {"window": 4},
+    "self_extend": {"window": 4, "group": 2},
+    "xpos": {"scale_base": 8.0},
+    # Past their original length the whole sequence changes its table, and with it what
+    # layers above the first have cached: see docs/encodings/rope_scaling.md.
+    "rope_dynamic_ntk": {
+        "scaling": {"kind": "dynamic_ntk", "factor": 2.0, "original_length": 14}
+    },
+    "rope_longrope": {
+        "scaling": {"kind": "longrope", "factor": 4.0, "original_length": 14}
+    },
 }
 
 CHAINS: dict[str, list[dict]] = {

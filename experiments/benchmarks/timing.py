@@ -36,9 +36,43 @@ def compare(functions: dict[str, Callable], inputs: tuple, *, rounds: int) -> di
 def table(results: dict) -> str:
     """Returns the results as a Markdown table, with ratios to the first row."""
     first = next(iter(results.values()))
-    lines = ["| what | seconds | to the first | temporaries, MiB |", "|---|---|---|---|"]
+    lines = [
+        "| what | seconds | to the first | temporaries, MiB |",
+        "|---|---|---|---|",
+    ]
     for name, row in results.items():
         ratio = row["seconds"] / first["seconds"]
         size = row["temp_bytes"] / 2**20
         lines.append(f"| {name} | {row['seconds']:.3f} | {ratio:.2f} | {size:.1f} |")
     return "\n".join(lines)
+
+
+def against(base: tuple, other: tuple, *, rounds: int) -> dict:
+    """Returns the other's seconds, its ratio to the base and its temporary bytes.
+
+    The ratio is the median of the ratios of pairs of calls made one after the other.
+
+    Args:
+      base, other: a function and its inputs each.
+      rounds: pairs of calls.
+    """
+    compiled = [
+        (jax.jit(function).lower(*inputs).compile(), inputs)
+        for function, inputs in (base, other)
+    ]
+    for function, inputs in compiled:
+        jax.block_until_ready(function(*inputs))
+    seconds, ratios = [], []
+    for _ in range(rounds):
+        pair = []
+        for function, inputs in compiled:
+            start = time.perf_counter()
+            jax.block_until_ready(function(*inputs))
+            pair.append(time.perf_counter() - start)
+        seconds.append(pair[1])
+        ratios.append(pair[1] / pair[0])
+    return {
+        "seconds": statistics.median(seconds),
+        "ratio": statistics.median(ratios),
+        "temp_bytes": compiled[1][0].memory_analysis().temp_size_in_bytes,
+    }

@@ -8,6 +8,7 @@ the output and each row's log-sum-exp; the backward pass computes a block's scor
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -33,12 +34,16 @@ class Plan(NamedTuple):
     k_block: int
 
 
-def block_pairs(plan: Plan, queries: int, keys: int) -> np.ndarray:
-    """Returns the pairs of block numbers `[p 2]` that may hold a visible score.
+def block_pairs(plan: Plan, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the pairs of block numbers, `[p 2]`, that may hold a visible score.
 
-    Query blocks in order, each with its key blocks in order.
+    First those near the diagonal, then those so far from it that the encoding's table
+    has one row for all of their distances. Query blocks in order, each with its key
+    blocks in order.
     """
-    pairs = []
+    near, far = [], []
+    end = plan.encoding.saturation()
+    known = plan.layout is not None and plan.layout.unit
     for a in range(queries // plan.q_block):
         for b in range(keys // plan.k_block):
             if plan.layout is not None:
@@ -46,12 +51,14 @@ def block_pairs(plan: Plan, queries: int, keys: int) -> np.ndarray:
                 low, high = first - plan.k_block + 1, first + plan.q_block - 1
                 if not plan.layout.unit:
                     # Only the sign of the distance is known, not how large it is.
-                    low = -np.inf if low < 0 else 0
-                    high = np.inf if high > 0 else np.sign(high) * 1e-9
+                    low = -math.inf if low < 0 else 0
+                    high = math.inf if high > 0 else min(high, 0) * 1e-9
                 if not plan.mask.keeps(low, high):
                     continue
-            pairs.append((a, b))
-    return np.asarray(pairs, np.int32).reshape(-1, 2)
+            constant = known and end is not None and (low >= end or high <= -end)
+            (far if constant else near).append((a, b))
+    near, far = (np.asarray(x, np.int32).reshape(-1, 2) for x in (near, far))
+    return near, far
 
 
 def _cut(x, start, size, axis):
@@ -65,7 +72,16 @@ def _add(total, part, start, axis):
     return jax.lax.dynamic_update_slice_in_dim(total, new, start, axis)
 
 
-def _block(plan: Plan, operands: Operands, q_at, k_at, pair):
+def _scan(step, carry, near, far):
+    """Runs `step(carry, pair, far)` over the near and then over the far blocks."""
+    for pairs, is_far in ((near, False), (far, True)):
+        if len(pairs):
+            body = functools.partial(step, far=is_far)
+            carry = jax.lax.scan(lambda c, p, f=body: (f(c, p), None), carry, pairs)[0]
+    return carry
+
+
+def _block(plan: Plan, operands: Operands, q_at, k_at, pair, far: bool):
     """Cuts one pair of blocks out of the whole."""
     a, b = pair[0], pair[1]
     q0, k0 = a * plan.q_block, b * plan.k_block
@@ -78,7 +94,7 @@ def _block(plan: Plan, operands: Operands, q_at, k_at, pair):
 
     # Tables descend from the highest distance of all, which is in row 0.
     start = operands.q.shape[2] - q0 - plan.q_block + k0
-    count = plan.q_block + plan.k_block - 1
+    count = 1 if far else plan.q_block + plan.k_block - 1
     part = Operands(
         q=cut_q(operands.q),
         k=cut_k(operands.k),
@@ -111,8 +127,8 @@ def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
     highest = jnp.full(rows, NEVER, jnp.float32)
     total = jnp.zeros(rows, jnp.float32)
 
-    def step(carry, pair):
-        part, q_here, k_here, q0, _, _ = _block(plan, operands, q_at, k_at, pair)
+    def step(carry, pair, far):
+        part, q_here, k_here, q0, _, _ = _block(plan, operands, q_at, k_at, pair, far)
         old_out, old_high, old_total = (_cut(x, q0, plan.q_block, 2) for x in carry)
         visible = plan.mask(q_here, k_here)[:, None]
         logits = core.logits_of(
@@ -133,10 +149,10 @@ def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
             jax.lax.dynamic_update_slice_in_dim(x, y, q0, 2)
             for x, y in zip(carry, new, strict=True)
         )
-        return carry, None
+        return carry
 
     pairs = block_pairs(plan, q.shape[2], operands.k.shape[2])
-    (out, highest, total), _ = jax.lax.scan(step, (out, highest, total), pairs)
+    out, highest, total = _scan(step, (out, highest, total), *pairs)
     seen = total > 0
     total = jnp.where(seen, total, 1.0)
     out = out / total[..., None]
@@ -150,8 +166,10 @@ def _backward(plan: Plan, saved, d_out):
     row = jnp.sum(d_out * out, axis=-1)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), operands)
 
-    def step(total, pair):
-        part, q_here, k_here, q0, k0, start = _block(plan, operands, q_at, k_at, pair)
+    def step(total, pair, far):
+        part, q_here, k_here, q0, k0, start = _block(
+            plan, operands, q_at, k_at, pair, far
+        )
         d_here = _cut(d_out, q0, plan.q_block, 2)
         visible = plan.mask(q_here, k_here)[:, None]
 
@@ -198,10 +216,10 @@ def _backward(plan: Plan, saved, d_out):
             q_data=add("q_data", q0),
             k_data=add("k_data", k0),
         )
-        return total, None
+        return total
 
     pairs = block_pairs(plan, operands.q.shape[2], operands.k.shape[2])
-    total, _ = jax.lax.scan(step, zero, pairs)
+    total = _scan(step, zero, *pairs)
     d_operands = jax.tree.map(lambda x, y: x.astype(y.dtype), total, operands)
     return d_operands, None, None
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from relpos_jax.masks import distances
 from relpos_jax.positional.chain import Chain
 from relpos_jax.positional.protocol import Block, PositionEncoding
-from relpos_jax.relative import Diagonals, Pairs
+from relpos_jax.relative import Diagonals, Pairs, Uniform
 
 NEVER = -1e30  # a logit that weighs nothing; finite, so that its gradient is 0, not NaN
 
@@ -58,9 +58,11 @@ def content(operands: Operands, scale: float) -> jax.Array:
 
 def view(encoding, operands, logits, q_at, k_at, scale, visible) -> Block:
     """Returns the block as an encoding sees it: by diagonals if it has rows."""
+    queries, keys = q_at.position.shape[1], k_at.position.shape[1]
     if operands.rows is not None:
-        rel = Diagonals(q_at.position.shape[1], k_at.position.shape[1])
         table = operands.rows
+        uniform = all(x.shape[1] == 1 for x in jax.tree.leaves(table))
+        rel = (Uniform if uniform else Diagonals)(queries, keys)
     else:
         rel = Pairs()
         table = encoding.table(operands.params, distances(q_at, k_at))

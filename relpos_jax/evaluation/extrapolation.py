@@ -25,8 +25,8 @@ from relpos_jax.config import RunConfig
 from relpos_jax.evaluation import environment, perplexity, results
 from relpos_jax.evaluation.perplexity import Evaluation, EvaluationConfig, Language
 from relpos_jax.evaluation.results import ModelResult, Study
-from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY
-from relpos_jax.positional import ENCODINGS, PositionEncoding
+from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
+from relpos_jax.positional import ENCODINGS
 from relpos_jax.training import loop
 from relpos_jax.training.loop import TrainResult
 
@@ -137,7 +137,7 @@ def plan_study(config: configs.Section) -> Plan:
 
 def evaluate_lengths(
     trained: TrainResult,
-    position: PositionEncoding,
+    model: ModelConfig,
     text: Integer[np.ndarray, " n"],
     train_length: int,
     config: EvaluationConfig,
@@ -149,7 +149,7 @@ def evaluate_lengths(
 
     Args:
       trained: the model.
-      position: its encoding; an absolute one has no `memory` protocol.
+      model: its config; with absolute embeddings it has no `memory` protocol.
       text: `[n]`, the held-out tokens.
       train_length: tokens in a training window.
       config: what to evaluate.
@@ -159,7 +159,7 @@ def evaluate_lengths(
     Raises:
       ValueError: the text is shorter than the longest window.
     """
-    refusal = ABSOLUTE_WITH_MEMORY if position.absolute else None
+    refusal = ABSOLUTE_WITH_MEMORY if model.absolute else None
     language = Language.of(trained.graphdef, trained.params, refusal)
     count = len(config.protocols)
     if refusal is not None and "memory" in config.protocols:
@@ -327,7 +327,7 @@ def _model(run, encoding, corpus, config, folder, *, progress, label):
     trained_at = time.perf_counter()
     evaluation = evaluate_lengths(
         trained,
-        run.model.position,
+        run.model,
         corpus.held_out,
         run.training.length,
         config,
@@ -345,7 +345,7 @@ def _model(run, encoding, corpus, config, folder, *, progress, label):
         train_length=run.training.length,
         step=trained.step,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(trained.params)),
-        past_training=run.model.position.past_training(),
+        past_training=run.model.past_training(),
         scores=evaluation.scores,
         skipped=evaluation.skipped,
     )

@@ -3,7 +3,7 @@
 import dataclasses
 
 from relpos_jax.masks import Causal, Mask, Window
-from relpos_jax.positional.protocol import Dims, PositionEncoding
+from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
 
 ABSOLUTE_WITH_MEMORY = (
     "absolute position embeddings cannot be used with memory: a token's memory "
@@ -21,7 +21,8 @@ class ModelConfig:
       vocabulary: number of token ids.
       layers, width, heads, head_dim, feedforward: sizes; `heads * head_dim` need not be
         `width`.
-      position: the position encoding.
+      position: the position encoding, or a tuple of them: a pattern that is repeated
+        over the layers, `(rope, none)`, and cut off where they end.
       norm: "pre" normalises the input of each sub-layer, "post" the sum behind it.
       final_norm: normalise the last layer's output; None for where `norm` is "pre" (the
         released Transformer-XL code has none in either case).
@@ -43,7 +44,7 @@ class ModelConfig:
     heads: int
     head_dim: int
     feedforward: int
-    position: PositionEncoding
+    position: PositionEncoding | tuple[PositionEncoding, ...]
     norm: str = "pre"
     final_norm: bool | None = None
     activation: str = "gelu"
@@ -57,6 +58,13 @@ class ModelConfig:
     init_std: float | None = None
 
     def __post_init__(self):
+        if isinstance(self.position, (tuple, list)):
+            pattern = tuple(self.position)
+            if not pattern:
+                raise ValueError("position is an empty pattern; give an encoding")
+            # A pattern of one encoding is that encoding: equal models, equal names.
+            single = all(encoding == pattern[0] for encoding in pattern)
+            object.__setattr__(self, "position", pattern[0] if single else pattern)
         for name in ("vocabulary", "layers", "width", "heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
@@ -74,8 +82,46 @@ class ModelConfig:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.memory_length < 0:
             raise ValueError(f"memory_length is negative: {self.memory_length}")
-        if self.position.absolute and self.memory_length:
+        if self.absolute and self.memory_length:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
+
+    @property
+    def positions(self) -> tuple[PositionEncoding, ...]:
+        """Each layer's encoding."""
+        pattern = self.position
+        if not isinstance(pattern, tuple):
+            pattern = (pattern,)
+        return tuple(pattern[i % len(pattern)] for i in range(self.layers))
+
+    @property
+    def encodings(self) -> tuple[PositionEncoding, ...]:
+        """The encodings that differ, in the order of their first layers.
+
+        Layers of equal encodings share one set of `init_shared` parameters, and each of
+        these encodings acts once on the token embeddings.
+        """
+        return tuple(dict.fromkeys(self.positions))
+
+    def shared_part(self, shared: Params, encoding: PositionEncoding) -> Params:
+        """Returns one encoding's part of the parameters that layers share.
+
+        With one encoding that is all of them; otherwise they stand under the encoding's
+        number in `encodings`.
+        """
+        if len(self.encodings) == 1:
+            return shared
+        return shared.get(str(self.encodings.index(encoding)), {})
+
+    @property
+    def absolute(self) -> bool:
+        """Whether any encoding adds to the token embeddings."""
+        return any(encoding.absolute for encoding in self.encodings)
+
+    def past_training(self) -> str:
+        """Says what happens past the training length, for each encoding."""
+        return " ".join(
+            dict.fromkeys(encoding.past_training() for encoding in self.encodings)
+        )
 
     @property
     def dims(self) -> Dims:

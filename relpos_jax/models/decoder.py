@@ -9,9 +9,16 @@ from jaxtyping import Array, Float, Int
 
 from relpos_jax.memory import KeyValueCache, Memory, SegmentMemory
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
-from relpos_jax.models.layers import Layer, as_arrays, as_params, layer_norm, named
+from relpos_jax.models.layers import (
+    Layer,
+    as_arrays,
+    as_params,
+    kept_features,
+    layer_norm,
+    named,
+)
 from relpos_jax.models.layers import dropout as drop
-from relpos_jax.positional import merge
+from relpos_jax.positional.protocol import leading
 from relpos_jax.where import Where
 
 SPACINGS = ("unit", "rising", "any")
@@ -33,20 +40,31 @@ class TransformerXL(nnx.Module):
         )
         self.embedding = nnx.Param(table)
         self.layers = nnx.List(
-            Layer(config, key=named(key, f"layer {i}")) for i in range(config.layers)
+            Layer(config, key=named(key, f"layer {i}"), encoding=encoding)
+            for i, encoding in enumerate(config.positions)
         )
-        shared = config.position.init_shared(named(key, "position"), config.dims)
-        self.position = as_params(shared)
+        self.position = as_params(self._init_shared(named(key, "position")))
         self.norm = layer_norm(config) if config.has_final_norm else None
-        self.output = None
-        if not config.tie_embeddings:
-            shape = (config.vocabulary, width)
-            self.output = nnx.Param(
-                std * jax.random.normal(named(key, "output"), shape)
-            )
-        self.output_bias = None
-        if config.output_bias:
-            self.output_bias = nnx.Param(jnp.zeros(config.vocabulary))
+        # Assigned once each: NNX does not let None turn into a parameter.
+        self.output = None if config.tie_embeddings else self._output(std, key)
+        self.output_bias = (
+            nnx.Param(jnp.zeros(config.vocabulary)) if config.output_bias else None
+        )
+
+    def _init_shared(self, key: jax.Array):
+        """Returns the encodings' shared parameters: see `ModelConfig.shared_part`."""
+        encodings, dims = self.config.encodings, self.config.dims
+        if len(encodings) == 1:
+            return encodings[0].init_shared(key, dims)
+        parts = (
+            encoding.init_shared(jax.random.fold_in(key, i), dims)
+            for i, encoding in enumerate(encodings)
+        )
+        return {str(i): own for i, own in enumerate(parts) if own}
+
+    def _output(self, std: float, key: jax.Array) -> nnx.Param:
+        shape = (self.config.vocabulary, self.config.width)
+        return nnx.Param(std * jax.random.normal(named(key, "output"), shape))
 
     def init_memory(self, batch: int, length: int | None = None) -> SegmentMemory:
         """Returns empty segment memory of `length` slots (default: as configured).
@@ -56,7 +74,7 @@ class TransformerXL(nnx.Module):
         """
         config = self.config
         length = config.memory_length if length is None else length
-        if config.position.absolute and length:
+        if config.absolute and length:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
         return SegmentMemory.empty(
             config.layers, batch, length, config.width, config.dtype
@@ -78,7 +96,7 @@ class TransformerXL(nnx.Module):
             config.heads,
             config.head_dim,
             config.dtype,
-            features=self._features(),
+            features=max(kept_features(e, config.dims) for e in config.encodings),
             ring=ring,
         )
 
@@ -107,16 +125,35 @@ class TransformerXL(nnx.Module):
           ValueError: float ids, a memory of another batch or model, a ring too small
             for this call, an unknown spacing.
         """
+        hidden, after = self.hidden(tokens, at, memory, key=key, spacing=spacing)
+        logits = self.logits(hidden)
+        if isinstance(memory, KeyValueCache):
+            logits = jnp.where(memory.fits(tokens.shape[1]), logits, jnp.nan)
+        return logits, after
+
+    def hidden(
+        self,
+        tokens: Int[Array, "b t"],
+        at: Where,
+        memory: Memory,
+        *,
+        key: jax.Array | None = None,
+        spacing: str = "unit",
+    ) -> tuple[Float[Array, "b t w"], Memory]:
+        """Returns the states that the logits are made of, and the memory after them.
+
+        Arguments and errors are those of a call of the model.
+        """
         config = self.config
         self._check(tokens, memory, spacing)
         tokens = jnp.where(at.segment != 0, tokens, 0)
         # Negative ids would count from the end; they are out of the vocabulary too.
         tokens = jnp.where(tokens < 0, config.vocabulary, tokens)
-        table = self.embedding[...]
-        x = table.at[tokens].get(mode="fill", fill_value=jnp.nan)
+        x = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
         x = (x * config.width**0.5).astype(config.dtype)
         shared = as_arrays(self.position)
-        x = config.position.embed(shared, x, at)
+        for encoding in config.encodings:
+            x = encoding.embed(config.shared_part(shared, encoding), x, at)
         keys = [None] * (config.layers + 2)
         if key is not None:
             keys = list(jax.random.split(key, config.layers + 2))
@@ -130,31 +167,20 @@ class TransformerXL(nnx.Module):
         if self.norm is not None:
             x = self.norm(x)
         x = drop(keys[-1], config.dropout, x)
+        return x, memory.write(entries, at)
 
-        output = table if self.output is None else self.output[...]
+    def logits(self, hidden: Float[Array, "b t w"]) -> Float[Array, "b t v"]:
+        """Returns next-token logits, float32, of what `hidden` returned."""
+        table = self.embedding if self.output is None else self.output
         logits = jnp.einsum(
             "btw,vw->btv",
-            x,
-            output.astype(x.dtype),
+            hidden,
+            table[...].astype(hidden.dtype),
             preferred_element_type=jnp.float32,
         )
         if self.output_bias is not None:
-            logits = logits + self.output_bias[...]
-        if isinstance(memory, KeyValueCache):
-            logits = jnp.where(memory.fits(tokens.shape[1]), logits, jnp.nan)
-        return logits, memory.write(entries, at)
-
-    def _features(self) -> int:
-        """Returns how many numbers a token and head the encoding keeps."""
-        position, dims = self.config.position, self.config.dims
-
-        def features():
-            key = jax.random.key(0)
-            params = merge(position.init(key, dims), position.init_shared(key, dims))
-            return position.features(params, jnp.zeros((1, 1, dims.width)))
-
-        found = jax.eval_shape(features)
-        return 0 if found is None else found.shape[-1]
+            logits = logits + leading(self.output_bias[...], 3)
+        return logits
 
     def _check(self, tokens, memory, spacing):
         config = self.config
@@ -173,7 +199,7 @@ class TransformerXL(nnx.Module):
                     f"they still need; it needs window + tokens - 1 slots, and without "
                     f"a window one token a call"
                 )
-        elif config.position.absolute and memory.length:
+        elif config.absolute and memory.length:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
 
 

@@ -12,7 +12,7 @@ from relpos_jax.attention import attend
 from relpos_jax.memory import Memory
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.positional import merge
-from relpos_jax.positional.protocol import Params
+from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
 from relpos_jax.relative import Layout
 from relpos_jax.where import Where
 
@@ -34,14 +34,14 @@ def dropout(key: jax.Array | None, rate: float, x: Float[Array, "*n"]):
     return jnp.where(kept, x / (1 - rate), 0)
 
 
-def as_params(tree: Params):
+def as_params(tree: Params | jax.Array):
     """Turns a dict of arrays into an NNX dict of parameters."""
     if isinstance(tree, dict):
         return nnx.Dict({name: as_params(value) for name, value in tree.items()})
     return nnx.Param(tree)
 
 
-def as_arrays(tree) -> Params:
+def as_arrays(tree):
     """Turns an NNX dict of parameters back into a dict of arrays."""
     if isinstance(tree, nnx.Dict):
         return {name: as_arrays(value) for name, value in tree.items()}
@@ -55,11 +55,21 @@ def normal(config: ModelConfig, fan_in: int, gain: float = 1.0):
 
 
 class Attention(nnx.Module):
-    """Multi-head attention over memory and the tokens themselves, without biases."""
+    """Multi-head attention over memory and the tokens themselves, without biases.
 
-    def __init__(self, config: ModelConfig, *, key: jax.Array):
+    `encoding` is the layer's own where the configuration has a pattern of them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        key: jax.Array,
+        encoding: PositionEncoding | None = None,
+    ):
         width, heads, head_dim = config.width, config.heads, config.head_dim
         self.config = config
+        self.encoding = config.positions[0] if encoding is None else encoding
 
         def project(name, gain=1.0):
             return nnx.LinearGeneral(
@@ -71,7 +81,7 @@ class Attention(nnx.Module):
                 rngs=nnx.Rngs(named(key, name)),
             )
 
-        self.query = project("query", config.position.query_gain(head_dim))
+        self.query = project("query", self.encoding.query_gain(head_dim))
         self.key = project("key")
         self.value = project("value")
         self.output = nnx.LinearGeneral(
@@ -85,7 +95,7 @@ class Attention(nnx.Module):
             dtype=config.dtype,
             rngs=nnx.Rngs(named(key, "output")),
         )
-        own = config.position.init(named(key, "position"), config.dims)
+        own = self.encoding.init(named(key, "position"), config.dims)
         self.position = as_params(own)
 
     def __call__(
@@ -102,17 +112,18 @@ class Attention(nnx.Module):
 
         `normalise` acts on queries' and keys' inputs alike, memory's among them.
         """
-        config = self.config
-        params = merge(as_arrays(self.position), shared)
+        config, encoding = self.config, self.encoding
+        params = merge(as_arrays(self.position), config.shared_part(shared, encoding))
 
         def project(states):
             states = normalise(states)
-            features = config.position.features(params, states)
-            return self.key(states), self.value(states), features
+            k, features = self.key(states), encoding.features(params, states)
+            return k, self.value(states), _widen(features, k, memory)
 
         (k, v, features), k_at, entry = memory.read(layer, x, at, project)
+        features = _narrow(features, encoding, config.dims, memory)
         out = attend(
-            config.position,
+            encoding,
             params,
             self.query(normalise(x)),
             k,
@@ -125,6 +136,37 @@ class Attention(nnx.Module):
             implementation=config.attention,
         )
         return self.output(out), entry
+
+
+def kept_features(encoding: PositionEncoding, dims: Dims) -> int:
+    """Returns how many numbers a token and head an encoding keeps beside its key."""
+
+    def features():
+        key = jax.random.key(0)
+        params = merge(encoding.init(key, dims), encoding.init_shared(key, dims))
+        return encoding.features(params, jnp.zeros((1, 1, dims.width)))
+
+    found = jax.eval_shape(features)
+    return 0 if found is None else found.shape[-1]
+
+
+def _widen(features, k, memory: Memory):
+    """Fills features up to what a cache keeps for the encoding that has the most."""
+    slots = getattr(memory, "features", None)
+    if slots is None:
+        return features
+    if features is None:
+        features = jnp.zeros((*k.shape[:3], 0), jnp.float32)
+    short = slots.shape[-1] - features.shape[-1]
+    return jnp.pad(features, ((0, 0), (0, 0), (0, 0), (0, short)))
+
+
+def _narrow(features, encoding: PositionEncoding, dims: Dims, memory: Memory):
+    """Takes back what `_widen` filled in."""
+    if getattr(memory, "features", None) is None:
+        return features
+    own = kept_features(encoding, dims)
+    return features[..., :own] if own else None
 
 
 class FeedForward(nnx.Module):
@@ -158,9 +200,17 @@ class FeedForward(nnx.Module):
 class Layer(nnx.Module):
     """Attention and feed-forward, each added to what came in."""
 
-    def __init__(self, config: ModelConfig, *, key: jax.Array):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        key: jax.Array,
+        encoding: PositionEncoding | None = None,
+    ):
         self.config = config
-        self.attention = Attention(config, key=named(key, "attention"))
+        self.attention = Attention(
+            config, key=named(key, "attention"), encoding=encoding
+        )
         self.feedforward = FeedForward(config, key=named(key, "feedforward"))
         self.attention_norm = layer_norm(config)
         self.feedforward_norm = layer_norm(config)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num
 
-from relpos_jax.positional.protocol import Block, Params, PositionEncoding
+from relpos_jax.positional.protocol import Block, Params, PositionEncoding, leading
 
 
 def slopes(heads: int) -> Float[np.ndarray, " h"]:
@@ -45,7 +45,8 @@ class Alibi(PositionEncoding):
         self, params: Params, distance: Num[Array, "*n"]
     ) -> Float[Array, "*n h"] | None:
         far = jnp.abs(distance) if self.symmetric else jnp.maximum(distance, 0)
-        return -far.astype(jnp.float32)[..., None] * params["slopes"]
+        far = far.astype(jnp.float32)[..., None]
+        return -far * leading(params["slopes"], far.ndim)
 
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
         return block.logits + block.rel.bias(block.table)

@@ -41,8 +41,17 @@ class Chain(PositionEncoding):
         return any(part.causal_only for part in self.parts)
 
     @property
+    def ordinal(self) -> bool:
+        with_positions = [p for p in self.parts if type(p) is not PositionEncoding]
+        return bool(with_positions) and all(part.ordinal for part in with_positions)
+
+    @property
     def whole_rows(self) -> bool:
         return any(part.whole_rows for part in self.parts)
+
+    @property
+    def length_dependent(self) -> bool:
+        return any(part.length_dependent for part in self.parts)
 
     def _init(self, method: str, key: jax.Array, dims: Dims) -> Params:
         params = {}
@@ -130,6 +139,11 @@ class Chain(PositionEncoding):
         for part, own in self._each(params):
             k = part.key(own, k, at)
         return k
+
+    def saturation(self) -> int | None:
+        tables = [p for p in self.parts if type(p).table is not PositionEncoding.table]
+        ends = [part.saturation() for part in tables]
+        return None if not ends or None in ends else max(ends)
 
     def table(self, params: Params, distance: Num[Array, "*n"]):
         return tuple(part.table(own, distance) for part, own in self._each(params))

@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array, Bool, Float, Num
 
 from relpos_jax.masks import distances
-from relpos_jax.relative import Diagonals, Layout, Pairs
+from relpos_jax.relative import Diagonals, Layout, Pairs, Uniform
 from relpos_jax.where import Where
 
 Params = dict[str, Any]
@@ -46,7 +46,7 @@ class Block(NamedTuple):
     k: Float[Array, "b h k d"]
     logits: Float[Array, "b h q k"]
     table: Any
-    rel: Pairs | Diagonals
+    rel: Pairs | Diagonals | Uniform
     q_at: Where
     k_at: Where
     scale: float
@@ -69,13 +69,17 @@ class PositionEncoding:
         token's position would change between segments (Dai et al. 2019, section 3.3).
       invariant: scores do not change when all positions move together.
       causal_only: is defined for distances >= 0 only.
+      ordinal: looks at the order of positions only, not at how far apart they are.
       whole_rows: `score` needs all keys of a query at once, so blocks span every key.
+      length_dependent: scores change with the length of the document as a whole.
     """
 
     absolute: ClassVar[bool] = False
     invariant: ClassVar[bool] = True
     causal_only: ClassVar[bool] = False
+    ordinal: ClassVar[bool] = False
     whole_rows: ClassVar[bool] = False
+    length_dependent: ClassVar[bool] = False
 
     def init(self, key: jax.Array, dims: Dims) -> Params:
         """Returns the parameters that each layer has for itself."""
@@ -126,10 +130,9 @@ class PositionEncoding:
     ) -> tuple[Params, Any, Any]:
         """Looks at a call's tokens as a whole, before any other hook.
 
-        Returns parameters for the `query`, `key` and `table` hooks (with what depends
-        on the whole sequence added, such as its length), and two pytrees of
-        `[b q h f]` and `[b k h f]` that each block's `score` finds as `q_data` and
-        `k_data`.
+        Returns parameters for the `query` and `key` hooks (with what depends on the
+        whole sequence added, such as its length), and two pytrees of `[b q h f]` and
+        `[b k h f]` that each block's `score` finds as `q_data` and `k_data`.
         """
         return params, None, None
 
@@ -154,6 +157,14 @@ class PositionEncoding:
         """
         return None
 
+    def saturation(self) -> int | None:
+        """Returns a distance from which on, and below whose negative, rows are equal.
+
+        They must be the same row of parameters, not only of equal value: blocks beyond
+        are computed, and their gradients summed, with one row for all. None: never.
+        """
+        return None
+
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
         """Returns the block's logits."""
         return block.logits
@@ -167,6 +178,11 @@ class PositionEncoding:
     def past_training(self) -> str:
         """Says in a sentence what happens past the training length."""
         return "Defined at every distance."
+
+
+def leading(x: jax.Array, ndim: int) -> jax.Array:
+    """Returns `x` behind axes of 1 up to `ndim` axes, to broadcast in plain sight."""
+    return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
 def merge(first: Params, second: Params) -> Params:

@@ -20,15 +20,20 @@ class Shaw(PositionEncoding):
     Attributes:
       clip: `k` of the paper; the tables have `2 clip + 1` rows.
       keys, values: which of the two tables there are (table 3 of the paper).
+      key_query: add `k_j . a^K_(j-i) / sqrt(d)` as well (Huang et al. 2020, method 4;
+        "relative_key_query" of Hugging Face's BERT). Not in Shaw et al.
       per_head: a table for each head instead of one that heads share.
     """
 
     clip: int = 16
     keys: bool = True
     values: bool = True
+    key_query: bool = False
     per_head: bool = False
 
     def __post_init__(self):
+        if self.key_query and not self.keys:
+            raise ValueError("key_query multiplies keys with the key table: keys=True")
         if self.clip < 0 or not (self.keys or self.values):
             raise ValueError(
                 f"clip must not be negative and one of keys and values must be on, "
@@ -49,10 +54,15 @@ class Shaw(PositionEncoding):
         names = [name for name in ("key", "value") if getattr(self, name + "s")]
         return {name: params[name].astype(jnp.float32)[row] for name in names}
 
+    def saturation(self) -> int | None:
+        return self.clip
+
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
         if not self.keys:
             return block.logits
         relative = block.rel.query_dot(block.q, block.table["key"])
+        if self.key_query:
+            relative = relative + block.rel.key_dot(block.k, block.table["key"])
         return block.logits + block.scale * relative
 
     def value(

@@ -4,9 +4,10 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Num
 
-from relpos_jax.positional.protocol import Params, PositionEncoding
+from relpos_jax.positional.protocol import Params, PositionEncoding, leading
 from relpos_jax.where import Where
 
 
@@ -43,14 +44,14 @@ def sinusoid(
         )
     half = width // 2
     steps = half if last_frequency == "paper" else max(half - 1, 1)
-    frequency = jnp.exp(
-        jnp.arange(half, dtype=jnp.float32) * jnp.float32(-jnp.log(base) / steps)
-    )
-    phase = position.astype(jnp.float32)[..., None] * frequency
+    # Rounded to float32 once, so that far phases are as accurate as float32 allows.
+    frequency = np.exp(-np.log(base) * np.arange(half) / steps).astype(np.float32)
+    position = position.astype(jnp.float32)[..., None]
+    phase = position * leading(jnp.asarray(frequency), position.ndim)
     waves = [jnp.sin(phase), jnp.cos(phase)]
     if layout == "concatenated":
         return jnp.concatenate(waves, axis=-1)
-    return jnp.stack(waves, axis=-1).reshape(*position.shape, width)
+    return jnp.stack(waves, axis=-1).reshape(*position.shape[:-1], width)
 
 
 @dataclasses.dataclass(frozen=True)

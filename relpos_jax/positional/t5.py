@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from relpos_jax.positional.protocol import Block, Dims, Params, PositionEncoding
+from relpos_jax.positional.protocol import (
+    Block,
+    Dims,
+    Params,
+    PositionEncoding,
+    leading,
+)
 
 
 def bucket_edges(buckets: int, max_distance: int) -> tuple[int, ...]:
@@ -64,7 +70,8 @@ def relative_position_bucket(
     else:
         upper, far = 0, jnp.maximum(distance, 0)
     edges = jnp.asarray(bucket_edges(buckets, max_distance), jnp.int32)
-    return upper + jnp.sum(far[..., None] >= edges, axis=-1, dtype=jnp.int32)
+    passed = far[..., None] >= leading(edges, far.ndim + 1)
+    return upper + jnp.sum(passed, axis=-1, dtype=jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +114,13 @@ class T5(PositionEncoding):
         )
         return params["table"].astype(jnp.float32)[bucket]
 
+    def saturation(self) -> int | None:
+        side = self.buckets // 2 if self.bidirectional else self.buckets
+        return bucket_edges(side, self.max_distance)[-1]
+
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
         return block.logits + block.rel.bias(block.table)
 
     def past_training(self) -> str:
-        last = bucket_edges(
-            self.buckets // 2 if self.bidirectional else self.buckets,
-            self.max_distance,
-        )[-1]
+        last = self.saturation()
         return f"Distances from {last} on share one bucket: alike, not undefined."

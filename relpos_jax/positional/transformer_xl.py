@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from relpos_jax.positional.protocol import Block, Dims, Params, PositionEncoding
+from relpos_jax.positional.protocol import (
+    Block,
+    Dims,
+    Params,
+    PositionEncoding,
+    leading,
+)
 from relpos_jax.positional.sinusoidal import sinusoid
 from relpos_jax.where import Where
 
@@ -55,7 +61,7 @@ class TransformerXLRelative(PositionEncoding):
     def query(
         self, params: Params, q: Float[Array, "b t h d"], at: Where
     ) -> Float[Array, "b t h d"]:
-        return q + params["content_bias"].astype(q.dtype)
+        return q + leading(params["content_bias"].astype(q.dtype), q.ndim)
 
     def table(
         self, params: Params, distance: Num[Array, "*n"]

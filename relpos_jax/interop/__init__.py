@@ -1,0 +1,1 @@
+"""Other projects' weights and outputs: reading them, and agreeing with them."""
