@@ -41,12 +41,13 @@ study: $(INSTALLED)
 # The models' tests run twice: Flax is to drop its graph mode, and nothing here may
 # depend on it.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
-	NNX_GRAPH_MODE=false $(BIN)/python -m pytest tests/models $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	NNX_GRAPH_MODE=false $(BIN)/python -m pytest tests/models/test_decoder.py $(PYTEST_ARGS)
 
+test-all: export RELPOS_JAX_TEST_OPTIMISED = 1
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -m '' $(PYTEST_ARGS)
-	NNX_GRAPH_MODE=false $(BIN)/python -m pytest tests/models $(PYTEST_ARGS)
+	NNX_GRAPH_MODE=false $(BIN)/python -m pytest tests/models/test_decoder.py $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ class RunConfig:
     """One model trained once.
 
     Raises:
-      ValueError: shuffled windows with memory.
+      ValueError: shuffled windows, or randomized positions, with memory.
     """
 
     data: DataConfig
@@ -64,6 +64,13 @@ class RunConfig:
                 f"(model.memory_length={memory}): the memory would hold text that "
                 "doesn't stand before the window. Set data.order='lanes', or "
                 "model.memory_length=0."
+            )
+        if memory and self.training.sampler.whole:
+            raise ValueError(
+                f"training.positions={self.training.positions!r} draws the positions "
+                "of a whole sequence at once, which excludes memory "
+                f"(model.memory_length={memory}): segments of one text would not fit "
+                "together. Set model.memory_length=0, or training.positions='offset'."
             )
 
 

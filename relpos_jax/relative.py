@@ -27,7 +27,6 @@ from jaxtyping import Array, Bool, Float, Int
 from relpos_jax.where import Where
 
 GROUP = 64  # queries that share a window of a table, see `_group`
-ROWS_ONE_BY_ONE = 128  # up to so many, copies of rows are faster than padding (CPU)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +104,8 @@ def spread(row: Float[Array, "*h n"], queries: int) -> Float[Array, "*h q k"]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _spread(queries, row):
-    step = 2 ** max((queries - 1).bit_length() // 2, 0)
-    groups = -(-queries // step)
+    step, groups, spare = _two_levels(queries)
     # Fill up to whole groups with distances that no query has.
-    spare = groups * step - queries
     row = jnp.pad(row, [(0, 0)] * (row.ndim - 1) + [(spare, 0)])
     keys = row.shape[-1] - groups * step + 1
     wide = row.shape[-1] - step + 1
@@ -135,24 +132,31 @@ def _shift(x):
 
 @jax.custom_vjp
 def _unshift(x):
+    # Zeros before and behind row i move it right by q - 1 - i: first by 0 to step - 1
+    # within groups of rows, then by whole steps. Padding each row takes long to
+    # compile; padding once and reading with another row length runs slower.
     *heads, queries, keys = x.shape
-    rows = queries + keys - 1
-    if queries == 1:
-        return x
-    if queries <= ROWS_ONE_BY_ONE:
-        zeros = jnp.zeros((*heads, 1, queries - 1), x.dtype)
-        moved = [
-            jnp.concatenate(
-                [zeros[..., : queries - 1 - i], x[..., i : i + 1, :], zeros[..., :i]],
-                axis=-1,
-            )
-            for i in range(queries)
-        ]
-        return jnp.concatenate(moved, axis=-2)
+    step, groups, spare = _two_levels(queries)
     none = [(0, 0)] * len(heads)
-    wide = jnp.pad(x, [*none, (0, 0), (0, rows - 1 - keys)])
-    flat = wide.reshape(*heads, queries * (rows - 1))
-    return jnp.pad(flat, [*none, (queries - 1, 1)]).reshape(*heads, queries, rows)
+    x = jnp.pad(x, [*none, (0, spare), (0, 0)])
+    x = x.reshape(*heads, groups, step, keys)
+    few = [
+        jnp.pad(x[..., i, :], [*none, (0, 0), (step - 1 - i, i)]) for i in range(step)
+    ]
+    x = jnp.stack(few, axis=-2)
+    rows = [
+        jnp.pad(x[..., i, :, :], [*none, (0, 0), (step * (groups - 1 - i), step * i)])
+        for i in range(groups)
+    ]
+    x = jnp.concatenate(rows, axis=-2)
+    return x[..., :queries, spare:]
+
+
+def _two_levels(queries: int) -> tuple[int, int, int]:
+    """Returns the size and number of groups of rows, and how many rows they spare."""
+    step = 2 ** ((queries - 1).bit_length() // 2)
+    groups = -(-queries // step)
+    return step, groups, groups * step - queries
 
 
 # Transposes of each other. What JAX derives is right too, but slower.

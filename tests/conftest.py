@@ -1,5 +1,6 @@
 """Settings of every test: strict shapes, a cache of compiled programs, fixtures."""
 
+import os
 from pathlib import Path
 
 import jax
@@ -14,6 +15,30 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+# Compiling takes longer than running at these sizes. `make test-all` sets the variable
+# and so tests the programs that users run.
+if not os.environ.get("RELPOS_JAX_TEST_OPTIMISED"):
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks what `make test` leaves to `make test-all` in the conformance suite."""
+    for item in items:
+        if item.path.name == "test_conformance.py":
+            from tests import conformance
+
+            name = item.callspec.params["name"]
+            if conformance.is_left_to_slow(item.originalname, name, item.callspec):
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_compiled_programs():
+    """Keeps a run of all tests from holding thousands of programs in memory."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

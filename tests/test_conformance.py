@@ -8,16 +8,29 @@ import numpy as np
 import pytest
 
 from relpos_jax import where
-from relpos_jax.masks import Causal, Window
+from relpos_jax.masks import Bidirectional, Causal, Window
 from relpos_jax.relative import Layout
 from relpos_jax.where import Where
 from tests import conformance as suite
 from tests.conformance import LENGTH, NAMES, cut, encoding_of, model_of, tokens_of
 
-every = pytest.mark.parametrize("name", NAMES)
-relative = pytest.mark.parametrize(
-    "name", [name for name in NAMES if not encoding_of(name).absolute]
+
+@pytest.fixture(
+    scope="module",
+    # Tests of one encoding run together: they share compiled functions.
+    params=[pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in NAMES],
 )
+def name(request):
+    """An encoding's name."""
+    return request.param
+
+
+@pytest.fixture
+def relative(name):
+    """The name of an encoding that can be used with memory."""
+    if encoding_of(name).absolute:
+        pytest.skip("absolute embeddings are refused with memory")
+    return name
 
 
 def close(found, wanted, tolerance=3e-5):
@@ -41,8 +54,7 @@ PATHS = {
 }
 
 
-@every
-def test_every_path_gives_the_oracle_s_values_and_gradients(name):
+def check_paths(name, mask, paths):
     encoding = encoding_of(name)
     inputs = suite.inputs_of(encoding, 13, 13 + MEMORY)
     # Row 0 packs three documents behind memory; row 1 has empty slots in its memory.
@@ -53,25 +65,33 @@ def test_every_path_gives_the_oracle_s_values_and_gradients(name):
         k_at.segment.at[0].set(packed.segment[0]),
     )
     q_at = cut(k_at, MEMORY, 20)
-    for mask in [*suite.masks_of(encoding), Window(5)]:
-        options = dict(mask=mask, implementation="pairs")
-        wanted = suite.output_and_gradients(
+    options = dict(mask=mask, implementation="pairs")
+    wanted = suite.output_and_gradients(
+        encoding, inputs, q_at, k_at, tuple(options.items())
+    )
+    assert np.all(np.asarray(wanted[0][0, -2:]) == 0)  # padding gives zeros
+    for path in paths:
+        options = dict(mask=mask, **PATHS[path])
+        found = suite.output_and_gradients(
             encoding, inputs, q_at, k_at, tuple(options.items())
         )
-        assert np.all(np.asarray(wanted[0][0, -2:]) == 0)  # padding gives zeros
-        paths = PATHS if mask == Causal() else dict(list(PATHS.items())[1:2])
-        for path, options in paths.items():
-            options = dict(mask=mask, **options)
-            found = suite.output_and_gradients(
-                encoding, inputs, q_at, k_at, tuple(options.items())
-            )
-            try:
-                close(found, wanted)
-            except AssertionError as error:
-                raise AssertionError(f"{path}, {mask}: {error}") from error
+        try:
+            close(found, wanted)
+        except AssertionError as error:
+            raise AssertionError(f"{path}, {mask}: {error}") from error
 
 
-@every
+def test_every_path_gives_the_oracle_s_values_and_gradients(name):
+    check_paths(name, Causal(), ["blocks 8, 8", "blocks 16, 8, nothing known"])
+
+
+@pytest.mark.parametrize("mask", [Causal(), Bidirectional(), Window(5)], ids=repr)
+def test_every_mask_and_path_gives_the_oracle_s_values_and_gradients(name, mask):
+    if mask == Bidirectional() and encoding_of(name).causal_only:
+        pytest.skip("defined for distances >= 0 only")
+    check_paths(name, mask, PATHS)
+
+
 def test_gradient_is_causal(name):
     encoding = encoding_of(name)
     inputs = suite.inputs_of(encoding, LENGTH, LENGTH)
@@ -92,7 +112,6 @@ def test_gradient_is_causal(name):
     assert np.all(np.asarray(found.q[:, t + 1 :]) == 0)
 
 
-@every
 def test_positions_matter_by_distance_alone_where_the_encoding_says_so(name):
     encoding = encoding_of(name)
     _, forward, params, model = model_of(name)
@@ -116,7 +135,6 @@ def test_positions_matter_by_distance_alone_where_the_encoding_says_so(name):
         assert np.abs(np.asarray(one - other)).max() > 1e-5
 
 
-@every
 def test_low_precision_is_close_and_types_are_kept(name):
     encoding = encoding_of(name)
     inputs = suite.inputs_of(encoding, LENGTH, LENGTH)
@@ -153,7 +171,6 @@ def full_forward(name, tokens, at, **changes):
     return jnp.stack(rows, axis=1)
 
 
-@every
 def test_token_by_token_from_a_cache_is_the_full_forward(name):
     _, forward, params, model = model_of(name)
     tokens, at = tokens_of(2, LENGTH), where.contiguous(2, LENGTH)
@@ -174,7 +191,6 @@ def test_token_by_token_from_a_cache_is_the_full_forward(name):
     close(after.keys, cache.keys, 0)
 
 
-@every
 def test_a_ring_past_its_length_is_the_window(name):
     _, forward, params, model = model_of(name, window=5)
     tokens, at = tokens_of(2, LENGTH), where.contiguous(2, LENGTH)
@@ -192,9 +208,9 @@ def test_a_ring_past_its_length_is_the_window(name):
     )
 
 
-@relative
-@pytest.mark.parametrize("segment", [3, 4])
-def test_segment_by_segment_with_memory_is_the_full_forward(name, segment):
+@pytest.mark.parametrize("segment", [3, 4, 6])
+def test_segment_by_segment_with_memory_is_the_full_forward(relative, segment):
+    name = relative
     _, forward, params, model = model_of(name)
     tokens, at = tokens_of(2, LENGTH), where.contiguous(2, LENGTH)
 
@@ -220,7 +236,6 @@ def test_segment_by_segment_with_memory_is_the_full_forward(name, segment):
     close(found, wanted, 1e-4)
 
 
-@every
 def test_packed_documents_are_each_alone_and_padding_is_ignored(name):
     _, forward, params, model = model_of(name)
     tokens = tokens_of(1, LENGTH)
@@ -247,7 +262,6 @@ def test_packed_documents_are_each_alone_and_padding_is_ignored(name):
     assert np.all(np.isfinite(packed))
 
 
-@every
 def test_equal_configurations_share_one_compilation(name):
     _, forward, params, model = model_of(name)
     tokens, at = tokens_of(2, LENGTH), where.contiguous(2, LENGTH)
@@ -262,8 +276,8 @@ def test_equal_configurations_share_one_compilation(name):
     close(suite.position_params(encoding), suite.position_params(encoding), 0)
 
 
-@relative
-def test_no_gradient_enters_memory(name):
+def test_no_gradient_enters_memory(relative):
+    name = relative
     _, forward, params, model = model_of(name)
     tokens, at = tokens_of(2, 8), where.contiguous(2, 8)
     memory = forward(params, tokens[:, :4], cut(at, 0, 4), model.init_memory(2, 4))[1]

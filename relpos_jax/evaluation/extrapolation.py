@@ -160,9 +160,9 @@ def evaluate_lengths(
       ValueError: the text is shorter than the longest window.
     """
     refusal = ABSOLUTE_WITH_MEMORY if model.absolute else None
-    language = Language.of(trained.graphdef, trained.params, refusal)
+    language = Language.of(trained.graphdef, trained.params, refusal, config.sampler)
     count = len(config.protocols)
-    if refusal is not None and "memory" in config.protocols:
+    if language.refusal is not None and "memory" in config.protocols:
         count -= 1
     scores = []
     with tqdm(

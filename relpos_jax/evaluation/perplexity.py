@@ -26,9 +26,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Integer
 
 from relpos_jax.evaluation import windows
+from relpos_jax.positional.positions import PositionSampler, limited_sampler
 from relpos_jax.training.losses import token_losses
 from relpos_jax.where import Where
 
+RANDOMIZED_WITH_MEMORY = (
+    "randomized positions are drawn for a sequence as a whole, and segments that were "
+    "drawn apart do not fit together"
+)
 PROTOCOLS = ("non_overlapping", "same_targets", "sliding", "memory")
 _WORKERS = 2
 
@@ -50,6 +55,9 @@ class EvaluationConfig:
       memory_lanes: stretches of text that `memory` reads side by side; those after the
         first fill their memory with what stands before them, so one lane reads least.
       tokens_per_batch: tokens in a call; the batch is this over the length.
+      positions, positions_limit: what becomes of the positions of each window, as in
+        `TrainingConfig`. Models trained with randomized positions are tested with them
+        too (Ruoss et al. 2023); the draws are the same in every evaluation.
     """
 
     multiples: tuple[int | float, ...] = (1, 1.25, 1.5, 2, 4, 8, 16, 32)
@@ -62,8 +70,16 @@ class EvaluationConfig:
     stride_fraction: int = 8
     memory_lanes: int = 1
     tokens_per_batch: int = 8192
+    positions: str = "given"
+    positions_limit: int = 2048
+
+    @property
+    def sampler(self) -> PositionSampler:
+        """What `positions` and `positions_limit` say."""
+        return limited_sampler(self.positions, self.positions_limit)
 
     def __post_init__(self):
+        self.sampler  # raises for an unknown name
         unknown = [name for name in self.protocols if name not in PROTOCOLS]
         if unknown or not self.protocols:
             raise ValueError(
@@ -100,24 +116,55 @@ class Language(NamedTuple):
       apply: `(params, tokens [b t], at, memory) -> (logits [b t v], memory)`.
       init_memory: `(params, batch, length) -> memory`, empty; length 0 for none.
       refusal: why the model cannot be used with memory; None if it can.
+      losses: `(params, tokens, targets, at, memory) -> (losses [b t], memory)`, where
+        there is a way without all logits; None to take them from `apply`.
     """
 
     params: Any
     apply: Callable[[Any, Int[Array, "b t"], Where, Any], tuple[Array, Any]]
     init_memory: Callable[[Any, int, int], Any]
     refusal: str | None = None
+    losses: Callable[..., tuple[Array, Any]] | None = None
 
     @classmethod
-    def of(cls, graphdef, params, refusal: str | None = None) -> "Language":
-        """Wraps an NNX module that was split into `graphdef` and `params`."""
+    def of(
+        cls,
+        graphdef,
+        params,
+        refusal: str | None = None,
+        sampler: PositionSampler = PositionSampler(),
+    ) -> "Language":
+        """Wraps an NNX module that was split into `graphdef` and `params`.
+
+        `sampler` changes the positions of every call, always by the same draw.
+        """
+        if sampler.whole:
+            refusal = refusal or RANDOMIZED_WITH_MEMORY
+
+        def place(at):
+            return sampler(jax.random.key(0), at)
 
         def apply(params, tokens, at, memory):
-            return nnx.merge(graphdef, params)(tokens, at, memory)
+            model = nnx.merge(graphdef, params)
+            return model(tokens, place(at), memory, spacing=sampler.spacing)
 
         def init_memory(params, batch, length):
             return nnx.merge(graphdef, params).init_memory(batch, length)
 
-        return cls(params, apply, init_memory, refusal)
+        def losses(params, tokens, targets, at, memory):
+            model = nnx.merge(graphdef, params)
+            return model.losses(
+                tokens, targets, place(at), memory, spacing=sampler.spacing
+            )
+
+        return cls(params, apply, init_memory, refusal, losses)
+
+    def score(self, params, tokens, targets, at: Where, memory):
+        """Returns -log p(target) of each token `[b t]`, nats, and the memory after."""
+        if self.losses is not None:
+            return self.losses(params, tokens, targets, at, memory)
+        logits, memory = self.apply(params, tokens, at, memory)
+        return token_losses(logits, targets), memory
 
 
 class Score(NamedTuple):
@@ -189,8 +236,8 @@ def window_scorer(language: Language) -> Callable:
         batch, length = block.inputs.shape
         at = Where(_steps(batch, length), block.segment)
         memory = language.init_memory(params, batch, 0)
-        logits, _ = language.apply(params, block.inputs, at, memory)
-        return _totals(logits, block.targets, block.weights)
+        losses, _ = language.score(params, block.inputs, block.targets, at, memory)
+        return _totals(losses, block.weights)
 
     return score
 
@@ -209,8 +256,10 @@ def memory_scorer(language: Language) -> Callable:
         def read(memory, step):
             number, block = step
             at = Where(number * length + _steps(batch, length), block.segment)
-            logits, memory = language.apply(params, block.inputs, at, memory)
-            return memory, _totals(logits, block.targets, block.weights)
+            losses, memory = language.score(
+                params, block.inputs, block.targets, at, memory
+            )
+            return memory, _totals(losses, block.weights)
 
         memory = language.init_memory(params, batch, memory_length)
         _, totals = jax.lax.scan(read, memory, (jnp.arange(segments), block))
@@ -348,8 +397,8 @@ def _steps(batch: int, length: int) -> Int[Array, "b t"]:
     return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
 
 
-def _totals(logits, targets, weights) -> tuple[Float[Array, " t"], Int[Array, " t"]]:
-    """Sums and counts by position of `[b t v]` logits."""
+def _totals(losses, weights) -> tuple[Float[Array, " t"], Int[Array, " t"]]:
+    """Sums and counts by position of `[b t]` losses."""
     # `where`, not a product: padding may hold anything, and 0 times NaN is NaN.
-    losses = jnp.where(weights, token_losses(logits, targets), 0.0)
+    losses = jnp.where(weights, losses, 0.0)
     return losses.sum(axis=0), weights.astype(jnp.int32).sum(axis=0)

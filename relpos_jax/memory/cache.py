@@ -22,19 +22,22 @@ class KeyValueCache:
     """Keys and values of past tokens; each slot knows its own position.
 
     Keys are kept as they come from the projection, before the encoding's `key` hook, so
-    a rotation that depends on the sequence's length is never baked in.
+    a rotation that depends on the sequence's length is never baked in. Each layer has
+    keys and values of its own, so that a loop can write to them where they are.
 
     Attributes:
-      keys, values: `[l b c h d]`.
+      keys, values: `[b h c d]` for each layer; heads first, as attention reads them, or
+        every step would copy the whole cache to turn it round.
       features: `[l b c h f]`, what the encoding keeps of each token, or None.
       at: `[b c]`, where the slots' tokens stand; segment 0 for unused slots.
-      cursor: number of tokens written so far, counted once a call.
+      cursor: number of tokens written so far, counted once a call; below 0 while tokens
+        are left out, see `skipping`.
       ring: write over the oldest slot when full. Otherwise a token past the capacity is
         not written and its logits are NaN.
     """
 
-    keys: Float[Array, "l b c h d"]
-    values: Float[Array, "l b c h d"]
+    keys: tuple[Float[Array, "b h c d"], ...]
+    values: tuple[Float[Array, "b h c d"], ...]
     features: Float[Array, "l b c h f"] | None
     at: Where
     cursor: Int[Array, ""]
@@ -56,11 +59,16 @@ class KeyValueCache:
         """Returns a cache of unused slots, with `features` numbers a head."""
         if capacity < 1:
             raise ValueError(f"a cache needs at least one slot, got {capacity}")
-        shape = (layers, batch, capacity, heads)
+
+        def slots():
+            shape = (batch, heads, capacity, head_dim)
+            return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+
+        shape = (layers, batch, capacity, heads, features)
         return cls(
-            jnp.zeros((*shape, head_dim), dtype),
-            jnp.zeros((*shape, head_dim), dtype),
-            jnp.zeros((*shape, features), jnp.float32) if features else None,
+            slots(),
+            slots(),
+            jnp.zeros(shape, jnp.float32) if features else None,
             where.empty(batch, capacity),
             jnp.zeros((), jnp.int32),
             ring,
@@ -69,26 +77,40 @@ class KeyValueCache:
     @property
     def capacity(self) -> int:
         """Number of slots."""
-        return self.keys.shape[2]
+        return self.keys[0].shape[2]
+
+    def skipping(self, count: Int[Array, ""] | int) -> "KeyValueCache":
+        """Returns an empty cache that will not keep the next `count` tokens.
+
+        For padding in front of the first prompt: it takes no slots, and so no room.
+        """
+        return dataclasses.replace(self, cursor=jnp.asarray(-count, jnp.int32))
 
     def layout(self, unit: bool) -> None:
         """Slots may stand in any order, so nothing is known in advance."""
         return None
 
     def _slots(self, count: int) -> Int[Array, " t"]:
+        """Returns where to write, `capacity` (out of bounds) for what is not kept."""
         slots = self.cursor + jnp.arange(count, dtype=jnp.int32)
-        return slots % self.capacity if self.ring else slots
+        kept = slots % self.capacity if self.ring else slots
+        return jnp.where(slots < 0, self.capacity, kept)
 
-    def _put(self, old, new, axis_first):
-        slots = self._slots(new.shape[axis_first])
-        index = (slice(None),) * axis_first + (slots,)
-        return old.at[index].set(new.astype(old.dtype), mode="drop")
+    def _put(self, old, new, axis=1):
+        new, slots = new.astype(old.dtype), self._slots(new.shape[axis])
+        if len(slots) > 1 or old.ndim == 2:
+            return old.at[(slice(None),) * axis + (slots,)].set(new, mode="drop")
+
+        def write():
+            return jax.lax.dynamic_update_slice_in_dim(old, new, slots[0], axis)
+
+        # XLA makes several copies of the cache of other forms (in a loop, on CPU). But
+        # places are written as above: it finds out that all layers write the same, and
+        # what an encoding computes of them is computed once for all layers.
+        return jax.lax.cond(slots[0] < self.capacity, write, lambda: old)
 
     def _put_at(self, at: Where) -> Where:
-        return Where(
-            self._put(self.at.position, at.position, 1),
-            self._put(self.at.segment, at.segment, 1),
-        )
+        return jax.tree.map(self._put, self.at, at)
 
     def fits(self, count: int) -> Bool[Array, ""]:
         """Returns whether `count` more tokens have a slot."""
@@ -104,27 +126,30 @@ class KeyValueCache:
         project: Callable[[Float[Array, "b t w"]], tuple],
     ):
         """Returns all that `project` gives, its places, and an entry to `write`."""
-        if self.keys.shape[1] != x.shape[0]:
+        batch = self.at.position.shape[0]
+        if batch != x.shape[0]:
             raise ValueError(
-                f"the cache is for batch {self.keys.shape[1]}, but tokens have batch "
+                f"the cache is for batch {batch}, but tokens have batch "
                 f"{x.shape[0]}; start from model.init_cache(batch, capacity)"
             )
-        old = (self.keys, self.values, self.features)
-        entry = jax.tree.map(
-            lambda old, new: self._put(old[layer], new, 1), old, project(x)
-        )
-        k, v, features = entry
-        projected = (k.astype(x.dtype), v.astype(x.dtype), features)
+        k, v, features = project(x)
+        k = self._put(self.keys[layer], jnp.swapaxes(k, 1, 2), 2)
+        v = self._put(self.values[layer], jnp.swapaxes(v, 1, 2), 2)
+        if self.features is not None:
+            features = self._put(self.features[layer], features)
+        entry = (k, v, features)
+        k, v = (jnp.swapaxes(y, 1, 2).astype(x.dtype) for y in (k, v))
+        projected = (k, v, features)
         return projected, self._put_at(at), entry
 
     def write(self, entries: Sequence[tuple], at: Where):
         """Returns the cache after these tokens."""
-        keys, values, features = jax.tree.map(lambda *x: jnp.stack(x), *entries)
+        keys, values, features = zip(*entries, strict=True)
         return dataclasses.replace(
             self,
             keys=keys,
             values=values,
-            features=features,
+            features=None if self.features is None else jnp.stack(features),
             at=self._put_at(at),
             cursor=self.cursor + at.position.shape[1],
         )

@@ -63,7 +63,8 @@ class SegmentMemory(NamedTuple):
     def write(self, entries: Sequence[Float[Array, "b t w"]], at: Where):
         """Returns the memory after these tokens: the last `m` of old and new."""
         length = self.length
-        # Not x[-length:], which is everything where length is 0.
+        if length == 0:
+            return self
         start = at.position.shape[1]
         new = jnp.stack(entries).astype(self.hidden.dtype)
         hidden = jnp.concatenate([self.hidden, new], axis=2)[:, :, start:]

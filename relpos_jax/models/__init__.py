@@ -1,6 +1,7 @@
 """Models: Flax NNX modules that hold parameters and nothing else."""
 
+from relpos_jax.models.adaptive import AdaptiveConfig
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.models.decoder import TransformerXL
 
-__all__ = ["ModelConfig", "TransformerXL"]
+__all__ = ["AdaptiveConfig", "ModelConfig", "TransformerXL"]

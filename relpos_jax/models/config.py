@@ -3,6 +3,7 @@
 import dataclasses
 
 from relpos_jax.masks import Causal, Mask, Window
+from relpos_jax.models.adaptive import AdaptiveConfig
 from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
 
 ABSOLUTE_WITH_MEMORY = (
@@ -36,6 +37,12 @@ class ModelConfig:
       dtype: of the computation; parameters are float32.
       attention: implementation, see `relpos_jax.attention.attend`.
       init_std: standard deviation of all initial matrices; None for 1/sqrt(fan in).
+      adaptive: clusters of the embedding and the softmax (`tie_embeddings` ties their
+        tables, `output_bias` gives all of the softmax biases); None for a plain one.
+      memory_start: what a document's first tokens look back on. "empty": nothing.
+        "zeros": `memory_length` zero vectors at the positions before 0, which are
+        attended like any state (Hugging Face's port).
+      norm_epsilon: of all layer norms.
     """
 
     vocabulary: int
@@ -56,6 +63,9 @@ class ModelConfig:
     dtype: str = "float32"
     attention: str = "auto"
     init_std: float | None = None
+    adaptive: AdaptiveConfig | None = None
+    memory_start: str = "empty"
+    norm_epsilon: float = 1e-5
 
     def __post_init__(self):
         if isinstance(self.position, (tuple, list)):
@@ -72,6 +82,7 @@ class ModelConfig:
             "norm": ("pre", "post"),
             "activation": ("gelu", "relu"),
             "dtype": ("float32", "bfloat16", "float16"),
+            "memory_start": ("empty", "zeros"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
@@ -82,6 +93,10 @@ class ModelConfig:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         if self.memory_length < 0:
             raise ValueError(f"memory_length is negative: {self.memory_length}")
+        if self.norm_epsilon <= 0:
+            raise ValueError(f"norm_epsilon must be positive, got {self.norm_epsilon}")
+        if self.adaptive is not None:
+            self.adaptive.check(self.vocabulary, self.width)
         if self.absolute and self.memory_length:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
 
@@ -137,3 +152,24 @@ class ModelConfig:
     def has_final_norm(self) -> bool:
         """Whether the last layer's output is normalised."""
         return self.norm == "pre" if self.final_norm is None else self.final_norm
+
+
+def same_length(memory_length: int, count: str = "pytorch") -> int:
+    """Returns the `window` that is `same_length` of the released Transformer-XL code.
+
+    There every query sees the same number of keys, itself among them. It follows the
+    memory: a model evaluated with another `memory_length` needs another `window`.
+
+    Args:
+      memory_length: slots of memory.
+      count: "pytorch" (and Hugging Face's port): `memory_length` keys. "tensorflow":
+        one more, so that the first query sees the oldest slot.
+
+    Raises:
+      ValueError: an unknown count, or a memory without slots.
+    """
+    if count not in ("pytorch", "tensorflow"):
+        raise ValueError(f"count must be 'pytorch' or 'tensorflow', got {count!r}")
+    if memory_length < 1:
+        raise ValueError(f"same_length needs memory, got length {memory_length}")
+    return memory_length + (count == "tensorflow")

@@ -1,13 +1,13 @@
 """Transformer-XL as a language model (Dai et al. 2019)."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
+from relpos_jax import where
 from relpos_jax.memory import KeyValueCache, Memory, SegmentMemory
+from relpos_jax.models import adaptive
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
 from relpos_jax.models.layers import (
     Layer,
@@ -35,10 +35,21 @@ class TransformerXL(nnx.Module):
         self.config = config
         width = config.width
         std = width**-0.5 if config.init_std is None else config.init_std
-        table = std * jax.random.normal(
-            named(key, "embedding"), (config.vocabulary, width)
-        )
-        self.embedding = nnx.Param(table)
+        if config.adaptive is None:
+            shape = (config.vocabulary, width)
+            table = std * jax.random.normal(named(key, "embedding"), shape)
+            self.embedding = nnx.Param(table)
+        else:
+            embedding, softmax = adaptive.init(
+                config.adaptive,
+                named(key, "adaptive"),
+                config.vocabulary,
+                width,
+                tie_tables=config.tie_embeddings,
+                bias=config.output_bias,
+                std=config.init_std,
+            )
+            self.embedding, self.softmax = as_params(embedding), as_params(softmax)
         self.layers = nnx.List(
             Layer(config, key=named(key, f"layer {i}"), encoding=encoding)
             for i, encoding in enumerate(config.positions)
@@ -46,10 +57,11 @@ class TransformerXL(nnx.Module):
         self.position = as_params(self._init_shared(named(key, "position")))
         self.norm = layer_norm(config) if config.has_final_norm else None
         # Assigned once each: NNX does not let None turn into a parameter.
-        self.output = None if config.tie_embeddings else self._output(std, key)
-        self.output_bias = (
-            nnx.Param(jnp.zeros(config.vocabulary)) if config.output_bias else None
-        )
+        plain = config.adaptive is None
+        own = plain and not config.tie_embeddings
+        self.output = self._output(std, key) if own else None
+        biased = plain and config.output_bias
+        self.output_bias = nnx.Param(jnp.zeros(config.vocabulary)) if biased else None
 
     def _init_shared(self, key: jax.Array):
         """Returns the encodings' shared parameters: see `ModelConfig.shared_part`."""
@@ -67,7 +79,11 @@ class TransformerXL(nnx.Module):
         return nnx.Param(std * jax.random.normal(named(key, "output"), shape))
 
     def init_memory(self, batch: int, length: int | None = None) -> SegmentMemory:
-        """Returns empty segment memory of `length` slots (default: as configured).
+        """Returns the segment memory that a document starts with.
+
+        That is `length` (default: `config.memory_length`) empty slots, or, where
+        `config.memory_start` is "zeros", zero vectors at the positions before 0 of
+        document 1, so tokens should count from 0 there.
 
         Raises:
           ValueError: memory with an encoding that adds absolute embeddings.
@@ -76,9 +92,13 @@ class TransformerXL(nnx.Module):
         length = config.memory_length if length is None else length
         if config.absolute and length:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
-        return SegmentMemory.empty(
+        memory = SegmentMemory.empty(
             config.layers, batch, length, config.width, config.dtype
         )
+        if config.memory_start == "zeros":
+            at = where.contiguous(batch, length, start=-length)
+            memory = memory._replace(at=at)
+        return memory
 
     def init_cache(
         self, batch: int, capacity: int, *, ring: bool = False
@@ -111,6 +131,8 @@ class TransformerXL(nnx.Module):
     ) -> tuple[Float[Array, "b t v"], Memory]:
         """Returns next-token logits, float32, and the memory after these tokens.
 
+        With `config.adaptive` they are log-probabilities, which are their own logits.
+
         Args:
           tokens: token ids. An id outside the vocabulary gives NaN; ids in padding
             (segment 0) are ignored.
@@ -127,9 +149,45 @@ class TransformerXL(nnx.Module):
         """
         hidden, after = self.hidden(tokens, at, memory, key=key, spacing=spacing)
         logits = self.logits(hidden)
-        if isinstance(memory, KeyValueCache):
-            logits = jnp.where(memory.fits(tokens.shape[1]), logits, jnp.nan)
-        return logits, after
+        return _nan_unless_fits(memory, tokens, logits), after
+
+    def losses(
+        self,
+        tokens: Int[Array, "b t"],
+        targets: Int[Array, "b t"],
+        at: Where,
+        memory: Memory,
+        *,
+        weight: Num[Array, "b t"] | Bool[Array, "b t"] | None = None,
+        key: jax.Array | None = None,
+        spacing: str = "unit",
+    ) -> tuple[Float[Array, "b t"], Memory]:
+        """Returns -log p(target) of each token, nats, float32, and the memory after.
+
+        With `config.adaptive` the vocabulary's logits are never all there at once: see
+        `adaptive.losses`. The other arguments and errors are those of a call.
+
+        Args:
+          targets: `[b t]`, the token that follows each input; one outside the
+            vocabulary gives NaN.
+          weight: where it is 0 nothing is read, neither target nor state; the loss
+            there has no meaning, and no gradient. None reads all.
+        """
+        hidden, after = self.hidden(tokens, at, memory, key=key, spacing=spacing)
+        config, scored = self.config, None if weight is None else weight > 0
+        if scored is not None:
+            targets = jnp.where(scored, targets, 0)
+        if config.adaptive is None:
+            logits = self.logits(hidden)
+            if scored is not None:
+                logits = jnp.where(scored[..., None], logits, 0)
+            losses = adaptive.token_losses(logits, targets)
+        else:
+            if scored is not None:
+                hidden = jnp.where(scored[..., None], hidden, 0)
+            parts = as_arrays(self.embedding), as_arrays(self.softmax)
+            losses = adaptive.losses(config.adaptive, *parts, hidden, targets)
+        return _nan_unless_fits(memory, tokens, losses), after
 
     def hidden(
         self,
@@ -149,7 +207,7 @@ class TransformerXL(nnx.Module):
         tokens = jnp.where(at.segment != 0, tokens, 0)
         # Negative ids would count from the end; they are out of the vocabulary too.
         tokens = jnp.where(tokens < 0, config.vocabulary, tokens)
-        x = self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
+        x = self._embed(tokens)
         x = (x * config.width**0.5).astype(config.dtype)
         shared = as_arrays(self.position)
         for encoding in config.encodings:
@@ -169,8 +227,21 @@ class TransformerXL(nnx.Module):
         x = drop(keys[-1], config.dropout, x)
         return x, memory.write(entries, at)
 
+    def _embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t w"]:
+        config = self.config
+        if config.adaptive is not None:
+            table = as_arrays(self.embedding)
+            return adaptive.embed(config.adaptive, table, tokens, config.dtype)
+        return self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
+
     def logits(self, hidden: Float[Array, "b t w"]) -> Float[Array, "b t v"]:
-        """Returns next-token logits, float32, of what `hidden` returned."""
+        """Returns next-token logits, float32, of what `hidden` returned.
+
+        With `config.adaptive` they are log-probabilities.
+        """
+        if self.config.adaptive is not None:
+            parts = as_arrays(self.embedding), as_arrays(self.softmax)
+            return adaptive.log_probabilities(self.config.adaptive, *parts, hidden)
         table = self.embedding if self.output is None else self.output
         logits = jnp.einsum(
             "btw,vw->btv",
@@ -203,13 +274,14 @@ class TransformerXL(nnx.Module):
             raise ValueError(ABSOLUTE_WITH_MEMORY)
 
 
+def _nan_unless_fits(memory: Memory, tokens: jax.Array, values: jax.Array):
+    if isinstance(memory, KeyValueCache):
+        return jnp.where(memory.fits(tokens.shape[1]), values, jnp.nan)
+    return values
+
+
 def count_parameters(config: ModelConfig) -> int:
     """Returns the model's number of parameters, without allocating them."""
     shapes = nnx.eval_shape(lambda: TransformerXL(config, key=jax.random.key(0)))
     leaves = jax.tree.leaves(nnx.state(shapes, nnx.Param))
     return sum(leaf.size for leaf in leaves)
-
-
-def evaluation_config(config: ModelConfig, **changes) -> ModelConfig:
-    """Returns the configuration for evaluation: no dropout, and other changes."""
-    return dataclasses.replace(config, dropout=0.0, **changes)

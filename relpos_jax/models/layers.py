@@ -238,7 +238,7 @@ def layer_norm(config: ModelConfig) -> nnx.LayerNorm:
     """Returns a layer norm with scale and bias; statistics in float32."""
     return nnx.LayerNorm(
         config.width,
-        epsilon=1e-5,
+        epsilon=config.norm_epsilon,
         dtype=config.dtype,
         use_fast_variance=False,
         rngs=nnx.Rngs(0),

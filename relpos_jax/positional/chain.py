@@ -15,6 +15,9 @@ from relpos_jax.where import Where
 class Chain(PositionEncoding):
     """Applies the parts' hooks in order; the parameters of part `i` are under `str(i)`.
 
+    Order matters: what adds to queries (Transformer-XL's `u`) belongs before what
+    rotates them, since an unrotated vector against rotated keys sees their positions.
+
     Raises:
       ValueError: no parts, or parts that scale the logits differently from one another
         and from 1/sqrt(d).

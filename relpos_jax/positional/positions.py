@@ -241,3 +241,20 @@ def make_sampler(name: str, **knobs: Any) -> PositionSampler:
             hint = nearest(knob, fields) if fields else "it has no fields"
             raise ValueError(f"positions {name!r} have no field {knob!r}; {hint}")
     return dataclasses.replace(SAMPLERS[name], **knobs)
+
+
+def limited_sampler(name: str, limit: int) -> PositionSampler:
+    """Returns the sampler of a name, with its one number set where it has one.
+
+    Args:
+      name: a name of `SAMPLERS`, but not one that is set by a factor.
+      limit: simulated length of randomized positions, or the highest offset.
+
+    Raises:
+      ValueError: an unknown name, naming the nearest known one.
+    """
+    sampler = make_sampler(name)
+    for field in ("simulated_length", "maximum"):
+        if hasattr(sampler, field):
+            return make_sampler(name, **{field: limit})
+    return sampler

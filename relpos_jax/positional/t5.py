@@ -83,11 +83,14 @@ class T5(PositionEncoding):
 
     Attributes:
       buckets, max_distance, bidirectional: see `relative_position_bucket`.
+      gain: multiplies the learned bias. T5 has 1; the T5 baseline of KERPLE's code and
+        x-transformers have sqrt(d), with which the bias learns faster.
     """
 
     buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
+    gain: float = 1.0
 
     def __post_init__(self):
         side = self.buckets // 2 if self.bidirectional else self.buckets
@@ -112,7 +115,7 @@ class T5(PositionEncoding):
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        return params["table"].astype(jnp.float32)[bucket]
+        return self.gain * params["table"].astype(jnp.float32)[bucket]
 
     def saturation(self) -> int | None:
         side = self.buckets // 2 if self.bidirectional else self.buckets
@@ -123,4 +126,5 @@ class T5(PositionEncoding):
 
     def past_training(self) -> str:
         last = self.saturation()
-        return f"Distances from {last} on share one bucket: alike, not undefined."
+        gain = "" if self.gain == 1 else f" The learned bias is times {self.gain:.3g}."
+        return f"Distances from {last} on share a bucket: alike, not undefined.{gain}"

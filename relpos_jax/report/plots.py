@@ -159,6 +159,8 @@ def binned(
     """
     context = np.arange(1, len(nll) + 1)
     number = np.floor(4 * np.log2(context)).astype(int)
+    # A power of two would open a bin of its own: a handful of targets, all noise.
+    number[-1] = number[max(len(number) - 2, 0)]
     count = np.bincount(number, tokens)
     filled = count > 0
     place = np.bincount(number, tokens * context)[filled] / count[filled]

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from relpos_jax.positional.positions import PositionSampler, limited_sampler
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
@@ -24,6 +26,11 @@ class TrainingConfig:
       checkpoint_every: steps between checkpoints; the last step always has one.
       keep: how many checkpoints stay on disk.
       log_every: steps between lines of metrics.jsonl; the last step always has one.
+      positions: what becomes of the data's positions in training, a name of
+        `positional.positions.SAMPLERS`: "given", "randomized", "randomized_float",
+        "offset".
+      positions_limit: the simulated length of randomized positions, or the highest
+        offset.
       seed: initial parameters, order of the data and dropout all follow from it.
 
     Raises:
@@ -45,9 +52,18 @@ class TrainingConfig:
     checkpoint_every: int = 100
     keep: int = 2
     log_every: int = 10
+    positions: str = "given"
+    positions_limit: int = 2048
     seed: int = 0
 
+    @property
+    def sampler(self) -> PositionSampler:
+        """What `positions` and `positions_limit` say."""
+        return limited_sampler(self.positions, self.positions_limit)
+
     def __post_init__(self):
+        sampler = self.sampler  # raises for an unknown name
+
         def require(name: str, allowed: bool, rule: str):
             if not allowed:
                 value = getattr(self, name)
@@ -66,3 +82,5 @@ class TrainingConfig:
         require("learning_rate", self.learning_rate > 0, "above 0")
         require("epsilon", self.epsilon > 0, "above 0")
         require("clip", self.clip is None or self.clip > 0, "above 0, or None")
+        room = self.positions_limit >= self.length or not sampler.whole
+        require("positions_limit", room, f"at least training.length ({self.length})")

@@ -20,6 +20,7 @@ from relpos_jax import config as configs
 from relpos_jax import data
 from relpos_jax.config import RunConfig
 from relpos_jax.models.decoder import TransformerXL
+from relpos_jax.positional.positions import PositionSampler
 from relpos_jax.training import optimiser
 from relpos_jax.training.checkpoints import Checkpoints
 from relpos_jax.training.config import TrainingConfig
@@ -113,6 +114,9 @@ def train(
             step, state = restored
         call = make_train_call(graphdef, training)
         key = key_for(training.seed, "dropout") if run.model.dropout else None
+        positions = None
+        if training.sampler != PositionSampler():
+            positions = key_for(training.seed, "positions")
         with (
             Writer(workdir, step) as writer,
             _Bar(training, step, label, progress) as bar,
@@ -122,7 +126,7 @@ def train(
                 after = next_stop(step, training, last)
                 stack = batches.stack(step, training.steps_per_call)
                 bar.start()
-                state, report = call(state, stack, after - step, key)
+                state, report = call(state, stack, after - step, key, positions)
                 report = jax.device_get(report)
                 lines = _lines(report, step, after, bar.stop(after - step), checkpoints)
                 bar.show(lines)

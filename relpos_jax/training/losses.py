@@ -2,9 +2,12 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+from relpos_jax.models.adaptive import token_losses
+
+__all__ = ["Sums", "next_token", "token_losses", "weighted"]
 
 
 class Sums(NamedTuple):
@@ -17,27 +20,6 @@ class Sums(NamedTuple):
 
     loss: Float[Array, ""]
     count: Float[Array, ""]
-
-
-def token_losses(
-    logits: Float[Array, "*b v"], targets: Int[Array, "*b"]
-) -> Float[Array, "*b"]:
-    """Returns -log softmax(logits)[target] of each token, in nats, float32.
-
-    A target outside `0 .. v - 1` gives NaN rather than a plausible number: compiled
-    code can't raise, and the training loop stops at a loss that isn't finite.
-
-    Args:
-      logits: of any float type; the softmax is taken in float32.
-      targets: ids already shifted, i.e. the token that follows each input.
-    """
-    logits = logits.astype(jnp.float32)
-    # Negative ids would count from the end; past the end they are filled with NaN.
-    index = jnp.where(targets < 0, logits.shape[-1], targets)[..., None]
-    picked = jnp.take_along_axis(
-        logits, index, axis=-1, mode="fill", fill_value=jnp.nan
-    )
-    return jax.nn.logsumexp(logits, axis=-1) - picked[..., 0]
 
 
 def next_token(
@@ -57,6 +39,16 @@ def next_token(
     """
     scored = weight > 0
     logits = jnp.where(scored[..., None], logits, 0)
-    losses = token_losses(logits, jnp.where(scored, targets, 0))
+    return weighted(token_losses(logits, jnp.where(scored, targets, 0)), weight)
+
+
+def weighted(losses: Float[Array, "b t"], weight: Float[Array, "b t"]) -> Sums:
+    """Returns the weighted sum of token losses, and the sum of the weights.
+
+    Args:
+      losses: `[b t]`, finite also where the weight is 0: `TransformerXL.losses` with
+        that weight.
+      weight: `[b t]`, 1 for a target that counts, 0 for padding.
+    """
     weight = weight.astype(jnp.float32)
     return Sums(jnp.sum(losses * weight), jnp.sum(weight))

@@ -40,9 +40,10 @@ def make_train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCa
 
     `batches` holds `[s b t]` segments, of which the first `count` are trained on. `key`
     is the run's dropout key, of which each step takes the part that belongs to its own
-    number; None for no dropout. The state is donated: it must not be read again. The
-    gradient is taken inside the scan's body, and none flows into the memory (Dai et al.
-    2019, section 3.2).
+    number; None for no dropout. `positions`, a last argument, is the key of the
+    position sampler; None leaves positions as they are. The state is donated: it must
+    not be read again. The gradient is taken inside the scan's body, and none flows into
+    the memory (Dai et al. 2019, section 3.2).
 
     `count` is traced, and segments past it are skipped. So a run has one compiled
     program however its calls are cut, by checkpoints or by a kill, and its numbers
@@ -61,15 +62,31 @@ def make_train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCa
 @functools.lru_cache(maxsize=16)
 def _train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCall:
     optimizer, schedule = optimiser.build(training), optimiser.schedule(training)
+    sampler = training.sampler
 
-    def update(state: TrainState, batch: Any, key: jax.Array | None):
+    def update(state: TrainState, batch: Any, key: jax.Array | None, positions):
         if key is not None:
             key = jax.random.fold_in(key, state.step)
+        at = batch.at
+        if positions is not None:
+            # What draws a whole sequence anew draws in every step; an offset must be
+            # the same in all segments of a document.
+            if sampler.whole:
+                positions = jax.random.fold_in(positions, state.step)
+            at = sampler(positions, at)
 
         def mean_loss(params):
             model = nnx.merge(graphdef, params)
-            logits, memory = model(batch.inputs, batch.at, state.memory, key=key)
-            sums = losses.next_token(logits, batch.targets, batch.weight)
+            token_losses, memory = model.losses(
+                batch.inputs,
+                batch.targets,
+                at,
+                state.memory,
+                weight=batch.weight,
+                key=key,
+                spacing=sampler.spacing,
+            )
+            sums = losses.weighted(token_losses, batch.weight)
             # A batch without targets is harmless: loss 0, gradient 0.
             return sums.loss / jnp.maximum(sums.count, 1), (sums, memory)
 
@@ -82,14 +99,22 @@ def _train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCall:
         )
         return TrainState(state.step + 1, params, opt_state, memory), report
 
-    def skip(state: TrainState, batch: Any, key: jax.Array | None):
+    def skip(state: TrainState, batch: Any, key: jax.Array | None, positions):
         return state, StepReport(*[jnp.float32(0)] * 4)
 
     @functools.partial(jax.jit, donate_argnums=0)
-    def call(state: TrainState, batches: Any, count: Int[Array, ""], key=None):
+    def call(
+        state: TrainState,
+        batches: Any,
+        count: Int[Array, ""],
+        key: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ):
         def body(state, item):
             index, batch = item
-            return jax.lax.cond(index < count, update, skip, state, batch, key)
+            return jax.lax.cond(
+                index < count, update, skip, state, batch, key, positions
+            )
 
         indices = jnp.arange(batches.inputs.shape[0])
         return jax.lax.scan(body, state, (indices, batches))

@@ -76,6 +76,7 @@ def tiny(position):
     return TransformerXL(config, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_a_model_is_searched_with_one_compiled_program():
     model = tiny(make("rope"))
     tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 7)

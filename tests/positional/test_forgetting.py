@@ -55,6 +55,7 @@ def test_agrees_with_loops():
                 np.testing.assert_allclose(out[0, i, h], expected, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_constant_gates_are_alibi():
     q, k, v, x, params = operands(length=7)
     at = where.contiguous(1, 7)
@@ -91,6 +92,7 @@ def test_packed_documents_are_as_alone():
             np.testing.assert_allclose(together[:, cut], out, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_empty_slots_within_a_document_do_not_forget():
     q, k, v, x, params = operands(length=6)
     real = jnp.asarray([0, 1, 3, 5])
@@ -142,6 +144,7 @@ def test_keys_may_stand_in_any_order(implementation):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", [True, False])
 def test_sums_stay_exact_far_along(jit):
     length = 16384
@@ -178,6 +181,7 @@ def test_gradient_of_sums():
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_saturated_gates_are_finite():
     q, k, v, x, params = operands()
     at = where.contiguous(1, 5)

@@ -166,7 +166,13 @@ def outputs(encoding, x, at, queries):
     return attend(encoding, {}, x[:, -queries:], x, x, last, at)
 
 
-@pytest.mark.parametrize("kind", FOLLOWING)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] if place else [])
+        for place, kind in enumerate(FOLLOWING)
+    ],
+)
 def test_rows_documents_and_chunks_follow_their_own_length(kind):
     # Faults B18 and B22, original length 8: in one batch and one row, and in chunks.
     scaling = {"kind": kind, "original_length": 8, **FOLLOWING[kind]}

@@ -1,4 +1,4 @@
-"""Transformer-XL as a whole (the authors' PyTorch code), plain softmax.
+"""Transformer-XL as a whole (the authors' PyTorch code), plain and adaptive softmax.
 
 Losses, states, memories and gradients segment by segment, through `TransformerXL`.
 """
@@ -7,118 +7,54 @@ import re
 
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 from flax import nnx
 
 from relpos_jax import where
+from relpos_jax.interop import names as named
+from relpos_jax.interop import official_transformer_xl
 from relpos_jax.interop.parity.cases import Case, covers
 from relpos_jax.models import ModelConfig, TransformerXL
-from relpos_jax.positional.transformer_xl import TransformerXLRelative
 
 
 def settings(config: dict) -> ModelConfig:
-    """Returns our configuration for the source's.
-
-    Its `same_length` lets every query see `mem_len` keys, itself among them: a window.
-    """
+    """Returns our configuration for a case's."""
     memory = config["mem_len"]
     if config.get("reset_length"):
         # Evaluation: (target length, extended length, memory length) changed at once.
         memory = config["reset_length"][2]
-    clamp = config["clamp_len"]
-    return ModelConfig(
-        vocabulary=config["n_token"],
-        layers=config["n_layer"],
-        width=config["d_model"],
-        heads=config["n_head"],
-        head_dim=config["d_head"],
-        feedforward=config["d_inner"],
-        position=TransformerXLRelative(clamp=clamp if clamp > 0 else None),
-        norm="pre" if config["pre_lnorm"] else "post",
-        final_norm=False,
-        activation="relu",
-        tie_embeddings=config["tie_weight"],
-        output_bias=True,
-        memory_length=memory,
-        window=memory if config["same_length"] else None,
-    )
+    return official_transformer_xl.config_of({**config, "mem_len": memory})
 
 
-def tree(weights: dict[str, jax.Array], config: ModelConfig) -> dict:
-    """Returns the source's weights as the parameters of our model, differentiably."""
-    heads, head_dim, width = config.heads, config.head_dim, config.width
-
-    def norm(name):
-        return {"scale": weights[f"{name}.weight"], "bias": weights[f"{name}.bias"]}
-
-    def linear(name):
-        return {"kernel": weights[f"{name}.weight"].T, "bias": weights[f"{name}.bias"]}
-
-    def layer(name):
-        attention, inner = f"{name}.dec_attn", f"{name}.pos_ff.CoreNet"
-        # Rows of qkv_net: all queries, all keys, all values.
-        fused = weights[f"{attention}.qkv_net.weight"].T
-        fused = fused.reshape(width, 3, heads, head_dim)
-        output = weights[f"{attention}.o_net.weight"].T
-        r_net = weights[f"{attention}.r_net.weight"].T
-        return {
-            "attention": {
-                "query": {"kernel": fused[:, 0]},
-                "key": {"kernel": fused[:, 1]},
-                "value": {"kernel": fused[:, 2]},
-                "output": {"kernel": output.reshape(heads, head_dim, width)},
-                "position": {"projection": r_net.reshape(width, heads, head_dim)},
-            },
-            "attention_norm": norm(f"{attention}.layer_norm"),
-            "feedforward": {
-                "inner": linear(f"{inner}.0"),
-                "outer": linear(f"{inner}.3"),
-            },
-            "feedforward_norm": norm(f"{name}.pos_ff.layer_norm"),
-        }
-
-    made = {
-        "embedding": weights["word_emb.emb_layers.0.weight"],
-        "layers": {i: layer(f"layers.{i}") for i in range(config.layers)},
-        "position": {
-            "content_bias": weights["r_w_bias"],
-            "position_bias": weights["r_r_bias"],
-        },
-        "output_bias": weights["crit.out_layers.0.bias"],
-    }
-    if not config.tie_embeddings:
-        made["output"] = weights["crit.out_layers.0.weight"]
-    return made
-
-
-def plain_softmax(case: Case) -> bool:
-    """Returns whether there is one embedding of the model's width and one softmax."""
-    config = case.config
-    same_width = config.get("d_embed") in (None, config.get("d_model"))
-    return not config.get("cutoffs") and same_width and not config.get("ext_len")
+def by_cluster(losses: jax.Array, targets: jax.Array, config: ModelConfig):
+    """Returns losses in the order of the sources' default: cluster after cluster."""
+    cutoffs = () if config.adaptive is None else config.adaptive.cutoffs
+    flat = np.ravel(targets)
+    order = np.argsort(np.searchsorted(cutoffs, flat, side="right"), kind="stable")
+    return np.ravel(losses)[order].reshape(losses.shape)
 
 
 @covers(
     "txl",
     arrays=("in.data.s*", "out.nll.s*", "w.layers.*.dec_attn.qkv_net.weight"),
     config=("mem_len", "pre_lnorm", "same_length", "clamp_len"),
-    when=plain_softmax,
+    when=lambda case: not case.config.get("ext_len"),
 )
 def language_model(case: Case):
     config = settings(case.config)
     abstract = nnx.eval_shape(lambda: TransformerXL(config, key=jax.random.key(0)))
     graphdef, state = nnx.split(abstract)
+    listed = named.entries(config)
 
     def model(weights):
-        nnx.replace_by_pure_dict(state, tree(weights, config))
+        nnx.replace_by_pure_dict(state, named.to_tree(weights, listed))
         return nnx.merge(graphdef, state)
 
     @jax.jit
     def segment(weights, tokens, targets, at, memory):
         def loss(weights):
-            states, after = model(weights).hidden(tokens, at, memory)
-            logits = model(weights).logits(states)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+            states, _ = model(weights).hidden(tokens, at, memory)
+            losses, after = model(weights).losses(tokens, targets, at, memory)
             return losses.mean(), (losses, states, after)
 
         grads, result = jax.grad(loss, has_aux=True)(weights)
@@ -142,6 +78,10 @@ def language_model(case: Case):
         last_states.append(states)
         near = case.tolerance("losses")
         yield f"out.nll.s{number}", losses.T, case[f"out.nll.s{number}"], near
+        name = f"out.nll_as_returned.s{number}"
+        if name in case:
+            grouped = by_cluster(losses.T, targets.T, config)
+            yield name, grouped, case[name], near
         name = f"out.hidden.s{number}"
         if name in case:
             yield name, jnp.swapaxes(states, 0, 1), case[name], near

@@ -1,0 +1,59 @@
+"""Scores a text with a trained or imported model.
+
+    python -m experiments.evaluate --workdir=runs/quick --source=file:text.txt
+
+Every token but the first is scored once, in one stream: segments of `--length` tokens
+with the model's memory, or chunks of it where the model has none. `--memory`,
+`--window` and `--clamp` change a Transformer-XL for evaluation (0 for none).
+"""
+
+import json
+import pathlib
+
+from absl import app, flags
+
+from relpos_jax.evaluation import perplexity
+from relpos_jax.interop import runs
+from relpos_jax.training import runtime
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_SOURCE = flags.DEFINE_string("source", None, "file:PATH, ids:PATH.npy, stdlib, tfds:…")
+_LENGTH = flags.DEFINE_integer("length", 128, "Tokens in a segment.", lower_bound=1)
+_TOKENS = flags.DEFINE_integer("tokens", 0, "Targets scored; 0: all.", lower_bound=0)
+_JSON = flags.DEFINE_string("json", None, "File to write the numbers to.")
+for _name in ("memory", "window", "clamp"):
+    flags.DEFINE_integer(_name, None, "Instead of as trained.", lower_bound=0)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"what is {argv[1]!r}? Options look like --name=value.")
+    runtime.prepare()
+    changes = {name: flags.FLAGS[name].value for name in ("memory", "window", "clamp")}
+    try:
+        config, _, params = runs.load_run(_WORKDIR.value)
+        config, graphdef = runs.evaluated(config, **changes)
+        text = runs.read_tokens(_SOURCE.value, config.vocabulary)
+        language = perplexity.Language.of(graphdef, params)
+        memory = config.memory_length
+        score = runs.score(language, text, _LENGTH.value, memory, tokens=_TOKENS.value)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    found = {
+        "tokens": score.tokens,
+        "nll": score.nll,
+        "bits_per_token": score.bits_per_byte,
+        "perplexity": score.perplexity,
+        "length": _LENGTH.value,
+        "memory": memory,
+    }
+    unit = "token" if _SOURCE.value.startswith("ids:") else "byte"
+    print(f"{score.tokens} {unit}s scored: {score.bits_per_byte:.4f} bits per {unit}")
+    print(f"perplexity per {unit}: {score.perplexity:.4f}")
+    if _JSON.value:
+        pathlib.Path(_JSON.value).write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    flags.mark_flags_as_required(["workdir", "source"])
+    app.run(main)
