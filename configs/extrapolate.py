@@ -10,6 +10,11 @@ Variants: `quick` (one seed), `full` (three paired seeds, more encodings, longer
     --config.data.source=file:PATH
     --config.study.encodings="('rope', 'alibi')"
     --config.study.positions.t5.knobs.max_distance=64
+
+Expected of `quick`, bits per byte at 1,024 over those at 64 (non-overlapping): about 1.8
+for RoPE, 1.6 for sinusoids, 1.2 for T5, 1.0 for Shaw, 0.99 for ALiBi, 0.97 for
+Transformer-XL (docs/results.md). It takes about 6 minutes on two CPU cores; `full`, not
+yet run in full, about 30 times that.
 """
 
 import ml_collections

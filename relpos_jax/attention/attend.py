@@ -87,10 +87,6 @@ def attend(
     else:
         diagonal = layout is not None
 
-    sequences = (q, k, v, turned_q, turned_k, q_data, k_data)
-    q, k, v, turned_q, turned_k, q_data, k_data = jax.tree.map(
-        lambda x: jnp.swapaxes(x, 1, 2), sequences
-    )
     rows = None
     operands = Operands(q, k, v, turned_q, turned_k, rows, params, q_data, k_data)
     if implementation == "blockwise":
@@ -102,24 +98,27 @@ def attend(
         operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
         if diagonal:
             operands = _with_rows(encoding, operands, layout)
-        out = attend_blockwise(plan, operands, q_at, k_at)[:, :, :queries]
+        out = attend_blockwise(plan, operands, q_at, k_at)[:, :queries]
     else:
         if diagonal:
             operands = _with_rows(encoding, operands, layout)
+        operands = core.with_heads_first(operands)
         out = attend_dense(encoding, mask, scale, operands, q_at, k_at)
+        out = jnp.swapaxes(out, 1, 2)
     if good is not None:
         out = jnp.where(good[:, None, None, None], out, jnp.nan)
-    return jnp.swapaxes(out, 1, 2).astype(v.dtype)
+    return out.astype(v.dtype)
 
 
 def default_blocks(queries: int, keys: int, wide: bool) -> tuple[int, int]:
     """Returns the block sizes to use for these lengths.
 
-    A block needs `queries + keys - 1` rows of a table. Where they are vectors, and no
-    block can do with one row, wide blocks waste fewer products (measured by
-    experiments.benchmarks.encodings).
+    Large ones keep both cores of a small machine busy. A block needs `queries + keys -
+    1` rows of a table: where they are vectors, and no block can do with one row, wide
+    blocks of few queries waste fewer products (measured by experiments.benchmarks).
     """
-    return min(128, _up(queries, 8)), min(512 if wide else 256, _up(keys, 8))
+    most = (128, 512) if wide else (512, 256)
+    return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
 
 
 def _has_vectors(encoding: PositionEncoding, params: Params) -> bool:
@@ -134,7 +133,7 @@ def _up(n: int, multiple: int) -> int:
 
 def _with_rows(encoding, operands: Operands, layout: Layout) -> Operands:
     """Evaluates the table once a distance, from the highest down."""
-    queries, keys = operands.q.shape[2], operands.k.shape[2]
+    queries, keys = operands.q.shape[1], operands.k.shape[1]
     distance = descending(queries - 1 + layout.offset, queries + keys - 1)
     table = encoding.table(operands.params, distance)
     return operands._replace(rows=core.heads_first(table, 1))
@@ -150,7 +149,7 @@ def _pad(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
 
     def fill_all(names, size):
         old = {name: getattr(operands, name) for name in names}
-        return jax.tree.map(lambda x: fill(x, size, 2), old)
+        return jax.tree.map(lambda x: fill(x, size, 1), old)
 
     operands = operands._replace(
         **fill_all(("q", "turned_q", "q_data"), plan.q_block),

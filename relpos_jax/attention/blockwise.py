@@ -61,15 +61,28 @@ def block_pairs(plan: Plan, queries: int, keys: int) -> tuple[np.ndarray, np.nda
     return near, far
 
 
-def _cut(x, start, size, axis):
-    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+def _cut(x, start, size):
+    """Cuts a block out of `[b t h d]`, or `[b t h]`, and puts its heads first."""
+    return jnp.swapaxes(jax.lax.dynamic_slice_in_dim(x, start, size, 1), 1, 2)
 
 
-def _add(total, part, start, axis):
-    """Adds a block's part to the total, at `start` along an axis."""
-    here = _cut(total, start, part.shape[axis], axis)
+def _put(x, block, start):
+    """Puts a block with heads first back into `[b t h d]`."""
+    block = jnp.swapaxes(block, 1, 2)
+    return jax.lax.dynamic_update_slice_in_dim(x, block, start, 1)
+
+
+def _add(total, part, start):
+    """Adds a block with heads first to `[b t h d]`."""
+    here = _cut(total, start, part.shape[2])
+    return _put(total, here + part.astype(total.dtype), start)
+
+
+def _add_rows(total, part, start):
+    """Adds a block's rows to the table's, `[h n d]`."""
+    here = jax.lax.dynamic_slice_in_dim(total, start, part.shape[1], 1)
     new = here + part.astype(total.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(total, new, start, axis)
+    return jax.lax.dynamic_update_slice_in_dim(total, new, start, 1)
 
 
 def _scan(step, carry, near, far):
@@ -86,36 +99,43 @@ def _block(plan: Plan, operands: Operands, q_at, k_at, pair, far: bool):
     a, b = pair[0], pair[1]
     q0, k0 = a * plan.q_block, b * plan.k_block
 
-    def cut_q(x, axis=2):
-        return None if x is None else _cut(x, q0, plan.q_block, axis)
+    def cut_q(name):
+        whole = getattr(operands, name)
+        return jax.tree.map(lambda x: _cut(x, q0, plan.q_block), whole)
 
-    def cut_k(x, axis=2):
-        return None if x is None else _cut(x, k0, plan.k_block, axis)
+    def cut_k(name):
+        whole = getattr(operands, name)
+        return jax.tree.map(lambda x: _cut(x, k0, plan.k_block), whole)
+
+    def cut(x, start, size):
+        return jax.lax.dynamic_slice_in_dim(x, start, size, 1)
 
     # Tables descend from the highest distance of all, which is in row 0.
-    start = operands.q.shape[2] - q0 - plan.q_block + k0
+    start = operands.q.shape[1] - q0 - plan.q_block + k0
     count = 1 if far else plan.q_block + plan.k_block - 1
     part = Operands(
-        q=cut_q(operands.q),
-        k=cut_k(operands.k),
-        v=cut_k(operands.v),
-        turned_q=cut_q(operands.turned_q),
-        turned_k=cut_k(operands.turned_k),
-        rows=jax.tree.map(lambda x: _cut(x, start, count, 1), operands.rows),
+        q=cut_q("q"),
+        k=cut_k("k"),
+        v=cut_k("v"),
+        turned_q=cut_q("turned_q"),
+        turned_k=cut_k("turned_k"),
+        rows=jax.tree.map(lambda x: cut(x, start, count), operands.rows),
         params=operands.params,
-        q_data=jax.tree.map(cut_q, operands.q_data),
-        k_data=jax.tree.map(cut_k, operands.k_data),
+        q_data=cut_q("q_data"),
+        k_data=cut_k("k_data"),
     )
-    q_at = Where(*(cut_q(x, 1) for x in q_at))
-    k_at = Where(*(cut_k(x, 1) for x in k_at))
+    q_at = Where(*(cut(x, q0, plan.q_block) for x in q_at))
+    k_at = Where(*(cut(x, k0, plan.k_block) for x in k_at))
     return part, q_at, k_at, q0, k0, start
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend_blockwise(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
-    """Returns `[b h q d]` float32, as `attend_dense` does.
+    """Returns `[b t h d]` float32; what `attend_dense` returns, with time first.
 
-    Lengths must be whole numbers of blocks.
+    The operands have time before heads, unlike everywhere else in attention: blocks are
+    turned round as they are cut, and no whole copies are made. Lengths must be whole
+    numbers of blocks.
     """
     return _forward(plan, operands, q_at, k_at)[0]
 
@@ -129,7 +149,7 @@ def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
 
     def step(carry, pair, far):
         part, q_here, k_here, q0, _, _ = _block(plan, operands, q_at, k_at, pair, far)
-        old_out, old_high, old_total = (_cut(x, q0, plan.q_block, 2) for x in carry)
+        old_out, old_high, old_total = (_cut(x, q0, plan.q_block) for x in carry)
         visible = plan.mask(q_here, k_here)[:, None]
         logits = core.logits_of(
             plan.encoding, part, q_here, k_here, plan.scale, visible
@@ -145,13 +165,9 @@ def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
         )
         new_out = fade[..., None] * old_out + added
         new = (new_out, high, new_total)
-        carry = tuple(
-            jax.lax.dynamic_update_slice_in_dim(x, y, q0, 2)
-            for x, y in zip(carry, new, strict=True)
-        )
-        return carry
+        return tuple(_put(x, y, q0) for x, y in zip(carry, new, strict=True))
 
-    pairs = block_pairs(plan, q.shape[2], operands.k.shape[2])
+    pairs = block_pairs(plan, q.shape[1], operands.k.shape[1])
     out, highest, total = _scan(step, (out, highest, total), *pairs)
     seen = total > 0
     total = jnp.where(seen, total, 1.0)
@@ -170,7 +186,7 @@ def _backward(plan: Plan, saved, d_out):
         part, q_here, k_here, q0, k0, start = _block(
             plan, operands, q_at, k_at, pair, far
         )
-        d_here = _cut(d_out, q0, plan.q_block, 2)
+        d_here = _cut(d_out, q0, plan.q_block)
         visible = plan.mask(q_here, k_here)[:, None]
 
         def scores(part):
@@ -186,19 +202,19 @@ def _backward(plan: Plan, saved, d_out):
         logits, pull_scores = jax.vjp(scores, part)
         weights = jnp.where(
             visible,
-            jnp.exp(logits - _cut(log_total, q0, plan.q_block, 2)[..., None]),
+            jnp.exp(logits - _cut(log_total, q0, plan.q_block)[..., None]),
             0.0,
         )
         _, pull_values = jax.vjp(values, part, weights)
         d_part, d_weights = pull_values(d_here)
-        row_here = _cut(row, q0, plan.q_block, 2)[..., None]
+        row_here = _cut(row, q0, plan.q_block)[..., None]
         d_logits = jnp.where(visible, weights * (d_weights - row_here), 0.0)
         (d_more,) = pull_scores(d_logits)
         d_part = jax.tree.map(lambda x, y: x + y, d_part, d_more)
 
         def add(name, start):
             return jax.tree.map(
-                lambda x, y: _add(x, y, start, 2),
+                lambda x, y: _add(x, y, start),
                 getattr(total, name),
                 getattr(d_part, name),
             )
@@ -210,7 +226,7 @@ def _backward(plan: Plan, saved, d_out):
             turned_q=add("turned_q", q0),
             turned_k=add("turned_k", k0),
             rows=jax.tree.map(
-                lambda x, y: _add(x, y, start, 1), total.rows, d_part.rows
+                lambda x, y: _add_rows(x, y, start), total.rows, d_part.rows
             ),
             params=jax.tree.map(lambda x, y: x + y, total.params, d_part.params),
             q_data=add("q_data", q0),
@@ -218,7 +234,7 @@ def _backward(plan: Plan, saved, d_out):
         )
         return total
 
-    pairs = block_pairs(plan, operands.q.shape[2], operands.k.shape[2])
+    pairs = block_pairs(plan, operands.q.shape[1], operands.k.shape[1])
     total = _scan(step, zero, *pairs)
     d_operands = jax.tree.map(lambda x, y: x.astype(y.dtype), total, operands)
     return d_operands, None, None

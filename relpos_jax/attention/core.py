@@ -14,7 +14,7 @@ NEVER = -1e30  # a logit that weighs nothing; finite, so that its gradient is 0,
 
 
 class Operands(NamedTuple):
-    """The differentiable inputs, heads first.
+    """The differentiable inputs, heads first (in `attend_blockwise`: time first).
 
     `turned_q` and `turned_k` are the outcome of the `query` and `key` hooks, or None
     where a hook is the identity; `rows` is the table by descending distance, or None;
@@ -44,6 +44,13 @@ def heads_first(table: Any, axes: int) -> Any:
     """Moves heads before the `axes` distance axes (and behind a batch axis if 3)."""
     where = 1 if axes == 3 else 0
     return jax.tree.map(lambda x: jnp.moveaxis(x, axes, where), table)
+
+
+def with_heads_first(operands: Operands) -> Operands:
+    """Turns `[b t h d]` into `[b h t d]`."""
+    names = ("q", "k", "v", "turned_q", "turned_k", "q_data", "k_data")
+    old = {name: getattr(operands, name) for name in names}
+    return operands._replace(**jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), old))
 
 
 def content(operands: Operands, scale: float) -> jax.Array:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num
@@ -81,6 +82,8 @@ def rotate(
     if not isinstance(amplitude, float):
         amplitude = amplitude.reshape(*amplitude.shape[:2], 1, -1)
     cosine, sine = amplitude * jnp.cos(phase), amplitude * jnp.sin(phase)
+    # Kept apart from the products: XLA would compute both again for every head.
+    cosine, sine = jax.lax.optimization_barrier((cosine, sine))
     rest = x[..., turned:]
     moving = x[..., :turned].astype(jnp.float32)
     if layout == "halves":

@@ -96,6 +96,7 @@ def test_interpolates_between_rows_and_stops_at_the_last(rows):
     )
 
 
+@pytest.mark.slow
 def test_packed_documents_are_as_alone():
     q, k, v, params = operands(length=9)
     encoding = Cope(max_position=4)

@@ -80,6 +80,7 @@ def test_log_scale_is_a_power_of_the_gate():
     np.testing.assert_array_equal(params["bias"], jnp.full((2,), 5.0))
 
 
+@pytest.mark.slow
 def test_packed_documents_are_as_alone():
     q, k, v, x, params = operands(length=9)
     at = where.packed((4, 3), 9)
