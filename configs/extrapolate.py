@@ -11,10 +11,10 @@ Variants: `quick` (one seed), `full` (three paired seeds, more encodings, longer
     --config.study.encodings="('rope', 'alibi')"
     --config.study.positions.t5.knobs.max_distance=64
 
-Expected of `quick`, bits per byte at 1,024 over those at 64 (non-overlapping): about 1.8
-for RoPE, 1.6 for sinusoids, 1.2 for T5, 1.0 for Shaw, 0.99 for ALiBi, 0.97 for
-Transformer-XL (docs/results.md). It takes about 6 minutes on two CPU cores; `full`, not
-yet run in full, about 30 times that.
+Expected of `quick`, bits per byte at 1,024 over those at 64 (non-overlapping): about
+1.8 for RoPE, 1.6 for sinusoids, 1.2 for T5, 1.0 for Shaw, 0.99 for ALiBi, 0.97 for
+Transformer-XL (docs/results.md). It takes about 6 minutes on two CPU cores. `full` was
+never run in full; by its number of steps and models, expect hours there.
 """
 
 import ml_collections
