@@ -83,6 +83,10 @@ class Dape(PositionEncoding):
         return self.inner.causal_only
 
     @property
+    def length_dependent(self) -> bool:
+        return self.inner.length_dependent
+
+    @property
     def whole_rows(self) -> bool:
         return self.inner.whole_rows
 
