@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from relpos_jax.masks import Causal, Mask, Window
+from relpos_jax.masks import Bidirectional, Causal, Mask, Window
 from relpos_jax.models.adaptive import AdaptiveConfig
 from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
 
@@ -13,10 +13,17 @@ ABSOLUTE_WITH_MEMORY = (
     "Use a relative encoding, or memory length 0"
 )
 
+CAUSAL_ONLY = (
+    "is defined for keys at or before the query only, and bidirectional attention also "
+    "looks ahead. Use an encoding that has both directions (`causal_only` is False)"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A decoder: Transformer-XL, or a plain transformer where `memory_length` is 0.
+
+    With `bidirectional`, an encoder.
 
     Attributes:
       vocabulary: number of token ids.
@@ -27,12 +34,23 @@ class ModelConfig:
       norm: "pre" normalises the input of each sub-layer, "post" the sum behind it.
       final_norm: normalise the last layer's output; None for where `norm` is "pre" (the
         released Transformer-XL code has none in either case).
-      activation: of the feed-forward layers, "gelu" or "relu".
+      norm_kind: "layer", or "rms", without mean and bias (T5, LLaMA).
+      activation: of the feed-forward layers: "gelu" (tanh form), "gelu_exact" (BERT,
+        DeBERTa), "relu", or gated, "geglu" (T5 1.1) and "swiglu" (LLaMA).
+      attention_bias, feedforward_bias: biases of the projections.
+      bidirectional: attend to both sides, as an encoder; excludes memory.
+      share_position: one set of an encoding's shared parameters for all layers that
+        have it; else each layer has its own (what is added to the embeddings is
+        shared all the same).
+      embedding_norm: normalise the embeddings, positions added (BERT, DeBERTa).
+      output_transform: a projection, the activation and a norm in front of an
+        encoder's logits (BERT's head).
       tie_embeddings: use the embedding matrix as the output projection.
       output_bias: add a bias per token id to the logits.
       dropout: rate on embeddings, sub-layer outputs and inner feed-forward units.
       memory_length: slots of segment memory in training.
-      window: a query sees this many keys, itself among them; None for all
+      window: a query sees this many keys on each side that it looks at, itself among
+        them; None for all
         (`same_length` of the released PyTorch code is `window = memory_length`).
       dtype: of the computation; parameters are float32.
       attention: implementation, see `relpos_jax.attention.attend`.
@@ -66,6 +84,13 @@ class ModelConfig:
     adaptive: AdaptiveConfig | None = None
     memory_start: str = "empty"
     norm_epsilon: float = 1e-5
+    norm_kind: str = "layer"
+    attention_bias: bool = False
+    feedforward_bias: bool = True
+    bidirectional: bool = False
+    share_position: bool = True
+    embedding_norm: bool = False
+    output_transform: bool = False
 
     def __post_init__(self):
         if isinstance(self.position, (tuple, list)):
@@ -80,7 +105,8 @@ class ModelConfig:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         choices = {
             "norm": ("pre", "post"),
-            "activation": ("gelu", "relu"),
+            "norm_kind": ("layer", "rms"),
+            "activation": ("gelu", "gelu_exact", "relu", "geglu", "swiglu"),
             "dtype": ("float32", "bfloat16", "float16"),
             "memory_start": ("empty", "zeros"),
         }
@@ -99,6 +125,20 @@ class ModelConfig:
             self.adaptive.check(self.vocabulary, self.width)
         if self.absolute and self.memory_length:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
+        if self.bidirectional:
+            self._check_bidirectional()
+        elif self.output_transform:
+            raise ValueError("output_transform belongs to an encoder: bidirectional")
+
+    def _check_bidirectional(self):
+        if self.memory_length:
+            raise ValueError(
+                f"bidirectional excludes memory (memory_length={self.memory_length}): "
+                "what a memory holds has not seen what comes after it"
+            )
+        for encoding in self.encodings:
+            if encoding.causal_only:
+                raise ValueError(f"{encoding} {CAUSAL_ONLY}")
 
     @property
     def positions(self) -> tuple[PositionEncoding, ...]:
@@ -116,6 +156,10 @@ class ModelConfig:
         these encodings acts once on the token embeddings.
         """
         return tuple(dict.fromkeys(self.positions))
+
+    def shares(self, encoding: PositionEncoding) -> bool:
+        """Returns whether layers share the encoding's `init_shared` parameters."""
+        return self.share_position or encoding.absolute
 
     def shared_part(self, shared: Params, encoding: PositionEncoding) -> Params:
         """Returns one encoding's part of the parameters that layers share.
@@ -146,7 +190,9 @@ class ModelConfig:
     @property
     def mask(self) -> Mask:
         """Which distances attend."""
-        return Causal() if self.window is None else Window(self.window)
+        if self.window is not None:
+            return Window(self.window, causal=not self.bidirectional)
+        return Bidirectional() if self.bidirectional else Causal()
 
     @property
     def has_final_norm(self) -> bool:

@@ -1,38 +1,48 @@
 """Transformer-XL as a language model (Dai et al. 2019)."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from relpos_jax import where
-from relpos_jax.memory import KeyValueCache, Memory, SegmentMemory
+from relpos_jax.memory import Memory
 from relpos_jax.models import adaptive
-from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
-from relpos_jax.models.layers import (
-    Layer,
-    as_arrays,
-    as_params,
-    kept_features,
-    layer_norm,
-    named,
+from relpos_jax.models.config import ModelConfig
+from relpos_jax.models.layers import as_arrays, as_params, named
+from relpos_jax.models.stack import (
+    SPACINGS,
+    Stack,
+    embed,
+    known_ids,
+    nan_unless_fits,
+    output_logits,
 )
-from relpos_jax.models.layers import dropout as drop
-from relpos_jax.positional.protocol import leading
 from relpos_jax.where import Where
 
-SPACINGS = ("unit", "rising", "any")
+__all__ = ["SPACINGS", "TransformerXL", "count_parameters"]
 
 
-class TransformerXL(nnx.Module):
+class TransformerXL(Stack):
     """A decoder whose memory is an argument and a result.
 
     Holds `nnx.Param`s and nothing else: split it once and use plain JAX transforms.
     With memory of length 0 it is a plain transformer.
+
+    Raises:
+      ValueError: the configuration is an encoder's.
     """
 
+    bidirectional: ClassVar[bool] = False
+
     def __init__(self, config: ModelConfig, *, key: jax.Array):
-        self.config = config
+        if config.bidirectional != self.bidirectional:
+            raise ValueError(
+                f"{type(self).__name__} needs bidirectional={self.bidirectional}: "
+                "an Encoder sees every token, a TransformerXL those before it"
+            )
+        super().__init__(config, key=key)
         width = config.width
         std = width**-0.5 if config.init_std is None else config.init_std
         if config.adaptive is None:
@@ -50,12 +60,6 @@ class TransformerXL(nnx.Module):
                 std=config.init_std,
             )
             self.embedding, self.softmax = as_params(embedding), as_params(softmax)
-        self.layers = nnx.List(
-            Layer(config, key=named(key, f"layer {i}"), encoding=encoding)
-            for i, encoding in enumerate(config.positions)
-        )
-        self.position = as_params(self._init_shared(named(key, "position")))
-        self.norm = layer_norm(config) if config.has_final_norm else None
         # Assigned once each: NNX does not let None turn into a parameter.
         plain = config.adaptive is None
         own = plain and not config.tie_embeddings
@@ -63,62 +67,9 @@ class TransformerXL(nnx.Module):
         biased = plain and config.output_bias
         self.output_bias = nnx.Param(jnp.zeros(config.vocabulary)) if biased else None
 
-    def _init_shared(self, key: jax.Array):
-        """Returns the encodings' shared parameters: see `ModelConfig.shared_part`."""
-        encodings, dims = self.config.encodings, self.config.dims
-        if len(encodings) == 1:
-            return encodings[0].init_shared(key, dims)
-        parts = (
-            encoding.init_shared(jax.random.fold_in(key, i), dims)
-            for i, encoding in enumerate(encodings)
-        )
-        return {str(i): own for i, own in enumerate(parts) if own}
-
     def _output(self, std: float, key: jax.Array) -> nnx.Param:
         shape = (self.config.vocabulary, self.config.width)
         return nnx.Param(std * jax.random.normal(named(key, "output"), shape))
-
-    def init_memory(self, batch: int, length: int | None = None) -> SegmentMemory:
-        """Returns the segment memory that a document starts with.
-
-        That is `length` (default: `config.memory_length`) empty slots, or, where
-        `config.memory_start` is "zeros", zero vectors at the positions before 0 of
-        document 1, so tokens should count from 0 there.
-
-        Raises:
-          ValueError: memory with an encoding that adds absolute embeddings.
-        """
-        config = self.config
-        length = config.memory_length if length is None else length
-        if config.absolute and length:
-            raise ValueError(ABSOLUTE_WITH_MEMORY)
-        memory = SegmentMemory.empty(
-            config.layers, batch, length, config.width, config.dtype
-        )
-        if config.memory_start == "zeros":
-            at = where.contiguous(batch, length, start=-length)
-            memory = memory._replace(at=at)
-        return memory
-
-    def init_cache(
-        self, batch: int, capacity: int, *, ring: bool = False
-    ) -> KeyValueCache:
-        """Returns an empty key/value cache.
-
-        A ring forgets: with a `window` it needs `capacity >= window + tokens a call -
-        1`; without one, feed it one token a call and it sees the last `capacity`.
-        """
-        config = self.config
-        return KeyValueCache.empty(
-            config.layers,
-            batch,
-            capacity,
-            config.heads,
-            config.head_dim,
-            config.dtype,
-            features=max(kept_features(e, config.dims) for e in config.encodings),
-            ring=ring,
-        )
 
     def __call__(
         self,
@@ -149,7 +100,7 @@ class TransformerXL(nnx.Module):
         """
         hidden, after = self.hidden(tokens, at, memory, key=key, spacing=spacing)
         logits = self.logits(hidden)
-        return _nan_unless_fits(memory, tokens, logits), after
+        return nan_unless_fits(memory, tokens.shape[1], logits), after
 
     def losses(
         self,
@@ -187,7 +138,7 @@ class TransformerXL(nnx.Module):
                 hidden = jnp.where(scored[..., None], hidden, 0)
             parts = as_arrays(self.embedding), as_arrays(self.softmax)
             losses = adaptive.losses(config.adaptive, *parts, hidden, targets)
-        return _nan_unless_fits(memory, tokens, losses), after
+        return nan_unless_fits(memory, tokens.shape[1], losses), after
 
     def hidden(
         self,
@@ -204,35 +155,16 @@ class TransformerXL(nnx.Module):
         """
         config = self.config
         self._check(tokens, memory, spacing)
-        tokens = jnp.where(at.segment != 0, tokens, 0)
-        # Negative ids would count from the end; they are out of the vocabulary too.
-        tokens = jnp.where(tokens < 0, config.vocabulary, tokens)
-        x = self._embed(tokens)
+        x = self._embed(known_ids(tokens, at, config.vocabulary))
         x = (x * config.width**0.5).astype(config.dtype)
-        shared = as_arrays(self.position)
-        for encoding in config.encodings:
-            x = encoding.embed(config.shared_part(shared, encoding), x, at)
-        keys = [None] * (config.layers + 2)
-        if key is not None:
-            keys = list(jax.random.split(key, config.layers + 2))
-        x = drop(keys[0], config.dropout, x)
-
-        layout = None if spacing == "any" else memory.layout(spacing == "unit")
-        entries = []
-        for i, layer in enumerate(self.layers):
-            x, entry = layer(x, at, memory, i, shared, layout, keys[i + 1])
-            entries.append(entry)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = drop(keys[-1], config.dropout, x)
-        return x, memory.write(entries, at)
+        return self.run(x, at, memory, key=key, spacing=spacing)
 
     def _embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t w"]:
         config = self.config
         if config.adaptive is not None:
             table = as_arrays(self.embedding)
             return adaptive.embed(config.adaptive, table, tokens, config.dtype)
-        return self.embedding[...].at[tokens].get(mode="fill", fill_value=jnp.nan)
+        return embed(self.embedding[...], tokens)
 
     def logits(self, hidden: Float[Array, "b t w"]) -> Float[Array, "b t v"]:
         """Returns next-token logits, float32, of what `hidden` returned.
@@ -243,41 +175,8 @@ class TransformerXL(nnx.Module):
             parts = as_arrays(self.embedding), as_arrays(self.softmax)
             return adaptive.log_probabilities(self.config.adaptive, *parts, hidden)
         table = self.embedding if self.output is None else self.output
-        logits = jnp.einsum(
-            "btw,vw->btv",
-            hidden,
-            table[...].astype(hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        if self.output_bias is not None:
-            logits = logits + leading(self.output_bias[...], 3)
-        return logits
-
-    def _check(self, tokens, memory, spacing):
-        config = self.config
-        if not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise ValueError(f"token ids must be integers, got {tokens.dtype}")
-        if spacing not in SPACINGS:
-            raise ValueError(f"spacing must be one of {SPACINGS}, got {spacing!r}")
-        if isinstance(memory, KeyValueCache):
-            count = tokens.shape[1]
-            needed = count + (config.window or 1) - 1
-            allowed = config.window is not None or count == 1
-            if memory.ring and not (allowed and memory.capacity >= needed):
-                raise ValueError(
-                    f"a ring of {memory.capacity} slots cannot take {count} tokens a "
-                    f"call with window {config.window}: it would write over keys that "
-                    f"they still need; it needs window + tokens - 1 slots, and without "
-                    f"a window one token a call"
-                )
-        elif config.absolute and memory.length:
-            raise ValueError(ABSOLUTE_WITH_MEMORY)
-
-
-def _nan_unless_fits(memory: Memory, tokens: jax.Array, values: jax.Array):
-    if isinstance(memory, KeyValueCache):
-        return jnp.where(memory.fits(tokens.shape[1]), values, jnp.nan)
-    return values
+        bias = None if self.output_bias is None else self.output_bias[...]
+        return output_logits(hidden, table[...], bias)
 
 
 def count_parameters(config: ModelConfig) -> int:

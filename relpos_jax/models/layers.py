@@ -1,5 +1,6 @@
 """Layers: attention and feed-forward, each with its norm and residual."""
 
+import functools
 import math
 import zlib
 
@@ -9,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from relpos_jax.attention import attend
-from relpos_jax.memory import Memory
+from relpos_jax.memory import Context, Memory
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.positional import merge
 from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
@@ -55,7 +56,7 @@ def normal(config: ModelConfig, fan_in: int, gain: float = 1.0):
 
 
 class Attention(nnx.Module):
-    """Multi-head attention over memory and the tokens themselves, without biases.
+    """Multi-head attention over memory and the tokens themselves, or over a `Context`.
 
     `encoding` is the layer's own where the configuration has a pattern of them.
     """
@@ -75,7 +76,7 @@ class Attention(nnx.Module):
             return nnx.LinearGeneral(
                 width,
                 (heads, head_dim),
-                use_bias=False,
+                use_bias=config.attention_bias,
                 kernel_init=normal(config, width, gain),
                 dtype=config.dtype,
                 rngs=nnx.Rngs(named(key, name)),
@@ -88,7 +89,7 @@ class Attention(nnx.Module):
             (heads, head_dim),
             width,
             axis=(-2, -1),
-            use_bias=False,
+            use_bias=config.attention_bias,
             kernel_init=normal(
                 config, heads * head_dim, 1 / math.sqrt(2 * config.layers)
             ),
@@ -96,13 +97,27 @@ class Attention(nnx.Module):
             rngs=nnx.Rngs(named(key, "output")),
         )
         own = self.encoding.init(named(key, "position"), config.dims)
+        if not config.shares(self.encoding):
+            alone = self.encoding.init_shared(named(key, "shared"), config.dims)
+            own = merge(alone, own)
         self.position = as_params(own)
+
+    def parameters(self, shared: Params) -> Params:
+        """Returns the encoding's parameters, given what all layers share."""
+        return merge(
+            as_arrays(self.position), self.config.shared_part(shared, self.encoding)
+        )
+
+    def project(self, states: Float[Array, "b k w"], params: Params):
+        """Returns keys and values `[b k h d]` and what the encoding keeps of them."""
+        features = self.encoding.features(params, states)
+        return self.key(states), self.value(states), features
 
     def __call__(
         self,
         x: Float[Array, "b t w"],
         at: Where,
-        memory: Memory,
+        memory: Memory | Context,
         layer: int,
         shared: Params,
         normalise,
@@ -113,12 +128,11 @@ class Attention(nnx.Module):
         `normalise` acts on queries' and keys' inputs alike, memory's among them.
         """
         config, encoding = self.config, self.encoding
-        params = merge(as_arrays(self.position), config.shared_part(shared, encoding))
+        params = self.parameters(shared)
 
         def project(states):
-            states = normalise(states)
-            k, features = self.key(states), encoding.features(params, states)
-            return k, self.value(states), _widen(features, k, memory)
+            k, v, features = self.project(normalise(states), params)
+            return k, v, _widen(features, k, memory)
 
         (k, v, features), k_at, entry = memory.read(layer, x, at, project)
         features = _narrow(features, encoding, config.dims, memory)
@@ -150,7 +164,7 @@ def kept_features(encoding: PositionEncoding, dims: Dims) -> int:
     return 0 if found is None else found.shape[-1]
 
 
-def _widen(features, k, memory: Memory):
+def _widen(features, k, memory: Memory | Context):
     """Fills features up to what a cache keeps for the encoding that has the most."""
     slots = getattr(memory, "features", None)
     if slots is None:
@@ -161,7 +175,7 @@ def _widen(features, k, memory: Memory):
     return jnp.pad(features, ((0, 0), (0, 0), (0, 0), (0, short)))
 
 
-def _narrow(features, encoding: PositionEncoding, dims: Dims, memory: Memory):
+def _narrow(features, encoding: PositionEncoding, dims: Dims, memory):
     """Takes back what `_widen` filled in."""
     if getattr(memory, "features", None) is None:
         return features
@@ -169,36 +183,50 @@ def _narrow(features, encoding: PositionEncoding, dims: Dims, memory: Memory):
     return features[..., :own] if own else None
 
 
+GATES = {"geglu": jax.nn.gelu, "swiglu": jax.nn.silu}
+ACTIVATIONS = {
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "relu": jax.nn.relu,
+    **GATES,
+}
+
+
 class FeedForward(nnx.Module):
-    """Two projections with an activation between them."""
+    """Two projections with an activation between them, or three where it is gated."""
 
     def __init__(self, config: ModelConfig, *, key: jax.Array):
         self.config = config
-        self.inner = nnx.Linear(
-            config.width,
-            config.feedforward,
-            kernel_init=normal(config, config.width),
-            dtype=config.dtype,
-            rngs=nnx.Rngs(named(key, "inner")),
-        )
-        self.outer = nnx.Linear(
-            config.feedforward,
-            config.width,
-            kernel_init=normal(
-                config, config.feedforward, 1 / math.sqrt(2 * config.layers)
-            ),
-            dtype=config.dtype,
-            rngs=nnx.Rngs(named(key, "outer")),
-        )
+
+        def linear(name, inputs, outputs, gain=1.0):
+            return nnx.Linear(
+                inputs,
+                outputs,
+                use_bias=config.feedforward_bias,
+                kernel_init=normal(config, inputs, gain),
+                dtype=config.dtype,
+                rngs=nnx.Rngs(named(key, name)),
+            )
+
+        sizes = (config.width, config.feedforward)
+        self.inner = linear("inner", *sizes)
+        self.gate = linear("gate", *sizes) if config.activation in GATES else None
+        self.outer = linear("outer", *sizes[::-1], 1 / math.sqrt(2 * config.layers))
 
     def __call__(self, x: Float[Array, "b t w"], key: jax.Array | None):
-        activate = {"gelu": jax.nn.gelu, "relu": jax.nn.relu}[self.config.activation]
-        x = activate(self.inner(x))
+        activate = ACTIVATIONS[self.config.activation]
+        if self.gate is None:
+            x = activate(self.inner(x))
+        else:
+            x = activate(self.gate(x)) * self.inner(x)
         return self.outer(dropout(key, self.config.dropout, x))
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each added to what came in."""
+    """Attention and feed-forward, each added to what came in.
+
+    With `cross`, its settings, attention to a context comes between the two.
+    """
 
     def __init__(
         self,
@@ -206,37 +234,66 @@ class Layer(nnx.Module):
         *,
         key: jax.Array,
         encoding: PositionEncoding | None = None,
+        cross: ModelConfig | None = None,
     ):
         self.config = config
         self.attention = Attention(
             config, key=named(key, "attention"), encoding=encoding
         )
         self.feedforward = FeedForward(config, key=named(key, "feedforward"))
-        self.attention_norm = layer_norm(config)
-        self.feedforward_norm = layer_norm(config)
+        self.attention_norm = norm(config)
+        self.feedforward_norm = norm(config)
+        self.cross_attention = self.cross_norm = None
+        if cross is not None:
+            self.cross_attention = Attention(cross, key=named(key, "cross"))
+            self.cross_norm = norm(config)
 
-    def __call__(self, x, at: Where, memory: Memory, layer, shared, layout, key):
-        """Returns the layer's output `[b t w]` and its memory entry."""
+    def __call__(
+        self,
+        x: Float[Array, "b t w"],
+        at: Where,
+        memory: Memory,
+        layer: int,
+        shared: Params,
+        layout: Layout | None,
+        key: jax.Array | None,
+        context: Context | None = None,
+    ):
+        """Returns the layer's output `[b t w]` and its memory entry.
+
+        `context` is what cross-attention looks at, in a layer that has it.
+        """
         rate, pre = self.config.dropout, self.config.norm == "pre"
         keys = [None] * 3 if key is None else jax.random.split(key, 3)
 
         def identity(x):
             return x
 
-        before = self.attention_norm if pre else identity
-        after = identity if pre else self.attention_norm
+        def around(norm):
+            return (norm, identity) if pre else (identity, norm)
+
+        before, after = around(self.attention_norm)
         out, entry = self.attention(x, at, memory, layer, shared, before, layout)
         x = after(x + dropout(keys[0], rate, out))
 
-        before = self.feedforward_norm if pre else identity
-        after = identity if pre else self.feedforward_norm
+        if self.cross_attention is not None:
+            before, after = around(self.cross_norm)
+            # Keys come from the context as it is, so nothing is normalised inside.
+            out, _ = self.cross_attention(
+                before(x), at, context, layer, context.shared, identity, None
+            )
+            own = None if key is None else named(key, "cross")
+            x = after(x + dropout(own, rate, out))
+
+        before, after = around(self.feedforward_norm)
         out = self.feedforward(before(x), keys[1])
         return after(x + dropout(keys[2], rate, out)), entry
 
 
-def layer_norm(config: ModelConfig) -> nnx.LayerNorm:
-    """Returns a layer norm with scale and bias; statistics in float32."""
-    return nnx.LayerNorm(
+def norm(config: ModelConfig) -> nnx.LayerNorm | nnx.RMSNorm:
+    """Returns a norm with a scale (and a bias: layer norm); statistics in float32."""
+    kinds = {"layer": nnx.LayerNorm, "rms": nnx.RMSNorm}
+    return kinds[config.norm_kind](
         config.width,
         epsilon=config.norm_epsilon,
         dtype=config.dtype,

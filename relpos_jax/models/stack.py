@@ -1,0 +1,202 @@
+"""What decoders and encoders have in common: layers, without embedding and logits."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from relpos_jax import where
+from relpos_jax.memory import Context, KeyValueCache, Memory, SegmentMemory
+from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
+from relpos_jax.models.layers import (
+    Layer,
+    as_arrays,
+    as_params,
+    kept_features,
+    named,
+    norm,
+)
+from relpos_jax.models.layers import dropout as drop
+from relpos_jax.where import Where
+
+SPACINGS = ("unit", "rising", "any")
+
+
+class Stack(nnx.Module):
+    """Layers, the position parameters that they share, and the norm behind them.
+
+    Holds `nnx.Param`s and nothing else. `cross`, where given, are the settings of an
+    attention to a `Context` in every layer.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        key: jax.Array,
+        cross: ModelConfig | None = None,
+    ):
+        self.config = config
+        self.layers = nnx.List(
+            Layer(config, key=named(key, f"layer {i}"), encoding=encoding, cross=cross)
+            for i, encoding in enumerate(config.positions)
+        )
+        self.position = as_params(_init_shared(config, named(key, "position")))
+        self.norm = norm(config) if config.has_final_norm else None
+        self.embedding_norm = norm(config) if config.embedding_norm else None
+
+    def init_memory(self, batch: int, length: int | None = None) -> SegmentMemory:
+        """Returns the segment memory that a document starts with.
+
+        That is `length` (default: `config.memory_length`) empty slots, or, where
+        `config.memory_start` is "zeros", zero vectors at the positions before 0 of
+        document 1, so tokens should count from 0 there.
+
+        Raises:
+          ValueError: memory with an encoding that adds absolute embeddings.
+        """
+        config = self.config
+        length = config.memory_length if length is None else length
+        if config.absolute and length:
+            raise ValueError(ABSOLUTE_WITH_MEMORY)
+        memory = SegmentMemory.empty(
+            config.layers, batch, length, config.width, config.dtype
+        )
+        if config.memory_start == "zeros":
+            at = where.contiguous(batch, length, start=-length)
+            memory = memory._replace(at=at)
+        return memory
+
+    def init_cache(
+        self, batch: int, capacity: int, *, ring: bool = False
+    ) -> KeyValueCache:
+        """Returns an empty key/value cache.
+
+        A ring forgets: with a `window` it needs `capacity >= window + tokens a call -
+        1`; without one, feed it one token a call and it sees the last `capacity`.
+        """
+        config = self.config
+        return KeyValueCache.empty(
+            config.layers,
+            batch,
+            capacity,
+            config.heads,
+            config.head_dim,
+            config.dtype,
+            features=max(kept_features(e, config.dims) for e in config.encodings),
+            ring=ring,
+        )
+
+    def run(
+        self,
+        x: Float[Array, "b t w"],
+        at: Where,
+        memory: Memory,
+        *,
+        key: jax.Array | None = None,
+        spacing: str = "unit",
+        context: Context | None = None,
+    ) -> tuple[Float[Array, "b t w"], Memory]:
+        """Returns the last layer's output, normalised, and the memory after it.
+
+        Args:
+          x: `[b t w]`, embedded tokens, before positions are added to them.
+          at: their positions and documents.
+          memory: see the model's call.
+          key: for dropout; None for none.
+          spacing: see the model's call.
+          context: what cross-attention looks at, where layers have it.
+        """
+        config = self.config
+        shared = as_arrays(self.position)
+        for encoding in config.encodings:
+            x = encoding.embed(config.shared_part(shared, encoding), x, at)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        keys = [None] * (config.layers + 2)
+        if key is not None:
+            keys = list(jax.random.split(key, config.layers + 2))
+        x = drop(keys[0], config.dropout, x)
+
+        layout = None if spacing == "any" else memory.layout(spacing == "unit")
+        entries = []
+        for i, layer in enumerate(self.layers):
+            x, entry = layer(x, at, memory, i, shared, layout, keys[i + 1], context)
+            entries.append(entry)
+        if self.norm is not None:
+            x = self.norm(x)
+        x = drop(keys[-1], config.dropout, x)
+        return x, memory.write(entries, at)
+
+    def _check(self, tokens: Array, memory: Memory, spacing: str):
+        config = self.config
+        if not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(f"token ids must be integers, got {tokens.dtype}")
+        if spacing not in SPACINGS:
+            raise ValueError(f"spacing must be one of {SPACINGS}, got {spacing!r}")
+        if isinstance(memory, KeyValueCache):
+            count = tokens.shape[1]
+            needed = count + (config.window or 1) - 1
+            allowed = config.window is not None or count == 1
+            if memory.ring and not (allowed and memory.capacity >= needed):
+                raise ValueError(
+                    f"a ring of {memory.capacity} slots cannot take {count} tokens a "
+                    f"call with window {config.window}: it would write over keys that "
+                    f"they still need; it needs window + tokens - 1 slots, and without "
+                    f"a window one token a call"
+                )
+        elif config.absolute and memory.length:
+            raise ValueError(ABSOLUTE_WITH_MEMORY)
+
+
+def _init_shared(config: ModelConfig, key: jax.Array):
+    """Returns the encodings' shared parameters: see `ModelConfig.shared_part`."""
+    encodings, dims = config.encodings, config.dims
+
+    def init(encoding, key):
+        return encoding.init_shared(key, dims) if config.shares(encoding) else {}
+
+    if len(encodings) == 1:
+        return init(encodings[0], key)
+    parts = (
+        init(encoding, jax.random.fold_in(key, i))
+        for i, encoding in enumerate(encodings)
+    )
+    return {str(i): own for i, own in enumerate(parts) if own}
+
+
+def embed(
+    table: Float[Array, "v w"], tokens: Int[Array, "b t"]
+) -> Float[Array, "b t w"]:
+    """Returns the tokens' rows; NaN for an id outside the vocabulary."""
+    return table.at[tokens].get(mode="fill", fill_value=jnp.nan)
+
+
+def known_ids(
+    tokens: Int[Array, "b t"], at: Where, vocabulary: int
+) -> Int[Array, "b t"]:
+    """Returns the ids to look up: 0 in padding, and none that counts from the end."""
+    tokens = jnp.where(at.segment != 0, tokens, 0)
+    return jnp.where(tokens < 0, vocabulary, tokens)
+
+
+def output_logits(
+    hidden: Float[Array, "b t w"],
+    table: Float[Array, "v w"],
+    bias: Float[Array, " v"] | None,
+) -> Float[Array, "b t v"]:
+    """Returns logits, float32, of a table of the vocabulary's vectors."""
+    logits = jnp.einsum(
+        "btw,vw->btv",
+        hidden,
+        table.astype(hidden.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return logits if bias is None else logits + bias.reshape(1, 1, -1)
+
+
+def nan_unless_fits(memory: Memory, count: int, values: jax.Array) -> jax.Array:
+    """Returns `values`, NaN where a cache has no slots for `count` more tokens."""
+    if isinstance(memory, KeyValueCache):
+        return jnp.where(memory.fits(count), values, jnp.nan)
+    return values
