@@ -1,35 +1,28 @@
 """The training loop: resumes by itself, and gives the numbers of an unbroken run."""
 
-import json
-import math
 import os
 import pathlib
-import platform
 import signal
-import threading
-import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from flax import nnx
 from jaxtyping import PyTree
-from tqdm import tqdm
 
-from relpos_jax import config as configs
 from relpos_jax import data
 from relpos_jax.config import RunConfig
 from relpos_jax.models.decoder import TransformerXL
 from relpos_jax.positional.positions import PositionSampler
-from relpos_jax.training import optimiser
+from relpos_jax.training import folder, optimiser
 from relpos_jax.training.checkpoints import Checkpoints
 from relpos_jax.training.config import TrainingConfig
-from relpos_jax.training.state import initial, key_for
+from relpos_jax.training.objectives import NextToken, Objective
+from relpos_jax.training.placement import Placement
+from relpos_jax.training.state import TrainState, initial, key_for
 from relpos_jax.training.step import make_train_call
+from relpos_jax.training.watch import Bar, Terminated
 from relpos_jax.training.writers import Writer
-
-# What a resumed run may change: none of it changes a number.
-_FREE = ("checkpoint_every", "keep", "log_every")
 
 
 class TrainResult(NamedTuple):
@@ -60,6 +53,8 @@ def train(
     label: str = "",
     stop_after: int | None = None,
     on_eval: Callable[[TrainResult], Mapping[str, float] | None] | None = None,
+    objective: Objective = NextToken(),
+    placement: Placement = Placement(),
 ) -> TrainResult:
     """Trains a model, or goes on training it where `workdir` says that it stopped.
 
@@ -79,6 +74,8 @@ def train(
       stop_after: stops, with a checkpoint, once this many steps are done.
       on_eval: is called at each checkpoint with the model so far, whose parameters it
         must not keep; the floats it returns join that step's line of `metrics.jsonl`.
+      objective: what a step minimises.
+      placement: where arrays live, and what this process reads and writes.
 
     Returns:
       The model after the last step.
@@ -88,48 +85,54 @@ def train(
       FloatingPointError: the loss or the gradient isn't finite; names the step. The
         last checkpoint is from before it.
     """
-    workdir = pathlib.Path(workdir)
-    if corpus is None:
-        corpus = data.load(
-            run.data.source,
-            held_out_fraction=run.data.held_out_fraction,
-            max_bytes=run.data.max_bytes,
+    with placement.context():
+        return _train(
+            run,
+            pathlib.Path(workdir),
+            load_corpus(run) if corpus is None else corpus,
+            placement,
+            objective,
+            bar={"label": label, "shown": progress and placement.writes},
+            stop_after=stop_after,
+            on_eval=on_eval,
         )
-    batches = make_batches(run, corpus)
+
+
+def _train(run, workdir, corpus, placement, objective, *, bar, stop_after, on_eval):
     training = run.training
+    batches = placement.share(make_batches(run, corpus))
     last = training.steps if stop_after is None else min(stop_after, training.steps)
     workdir.mkdir(parents=True, exist_ok=True)
 
     with Checkpoints(workdir / "checkpoints", keep=training.keep) as checkpoints:
-        facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
-        _claim(run, workdir, facts, resuming=bool(checkpoints.steps()))
-        model = TransformerXL(run.model, key=key_for(training.seed, "parameters"))
-        graphdef, params = nnx.split(model)
-        params = nnx.as_pure(params)  # arrays without nnx.Param around each
-        memory = model.init_memory(training.batch)
-        state = initial(params, optimiser.build(training), memory)
+        if placement.writes:
+            facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
+            folder.claim(run, workdir, facts, resuming=bool(checkpoints.steps()))
+        shapes = nnx.eval_shape(lambda: _model(run))
+        graphdef = nnx.split(shapes)[0]
+        state = placement.state(lambda: initial_state(run))
         restored = checkpoints.restore_newest(state)
         step = 0
         if restored is not None:
             step, state = restored
-        call = make_train_call(graphdef, training)
-        key = key_for(training.seed, "dropout") if run.model.dropout else None
-        positions = None
-        if training.sampler != PositionSampler():
-            positions = key_for(training.seed, "positions")
+        call = make_train_call(graphdef, training, objective, placement)
+        keys = step_keys(run, objective)
         with (
-            Writer(workdir, step) as writer,
-            _Bar(training, step, label, progress) as bar,
-            _Terminated() as terminated,
+            Writer(workdir, step, writes=placement.writes) as writer,
+            Bar(training, step, **bar) as shown,
+            Terminated() as terminated,
         ):
             while step < last:
                 after = next_stop(step, training, last)
-                stack = batches.stack(step, training.steps_per_call)
-                bar.start()
-                state, report = call(state, stack, after - step, key, positions)
+                stack = placement.batch(batches.stack(step, training.steps_per_call))
+                shown.start()
+                state, report = call(state, stack, after - step, *keys)
                 report = jax.device_get(report)
-                lines = _lines(report, step, after, bar.stop(after - step), checkpoints)
-                bar.show(lines)
+                seconds = shown.stop(after - step)
+                lines = folder.lines_of(
+                    report, step, after, seconds, checkpoints.steps()
+                )
+                shown.show(lines[-1])
                 saves = after == last or after % training.checkpoint_every == 0
                 if saves and on_eval is not None:
                     found = on_eval(TrainResult(graphdef, state.params, after))
@@ -140,13 +143,46 @@ def train(
                     if whole or (number == after and saves and on_eval is not None):
                         writer.write(number, line)
                 step = after
-                leaves = terminated.now  # read once: it may come at any moment
+                leaves = placement.any(terminated.now)  # once: it may come any moment
                 if saves or leaves:
                     writer.flush()
                     checkpoints.save(step, state)
                 if leaves:
                     raise SystemExit(128 + signal.SIGTERM)
     return TrainResult(graphdef, state.params, step)
+
+
+def load_corpus(run: RunConfig) -> data.Corpus:
+    """Returns the text that `run.data` says."""
+    return data.load(
+        run.data.source,
+        held_out_fraction=run.data.held_out_fraction,
+        max_bytes=run.data.max_bytes,
+    )
+
+
+def _model(run: RunConfig) -> TransformerXL:
+    return TransformerXL(run.model, key=key_for(run.training.seed, "parameters"))
+
+
+def initial_state(run: RunConfig) -> TrainState:
+    """Returns the state before the first update, a pure function of the run."""
+    model = _model(run)
+    params = nnx.as_pure(nnx.split(model)[1])  # arrays without nnx.Param around each
+    memory = model.init_memory(run.training.batch)
+    return initial(params, optimiser.build(run.training), memory)
+
+
+def step_keys(
+    run: RunConfig, objective: Objective = NextToken()
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns the keys of dropout and of positions; None for what isn't drawn."""
+    training, key, positions = run.training, None, None
+    if run.model.dropout or getattr(objective, "draws", False):
+        key = key_for(training.seed, "dropout")
+    if training.sampler != PositionSampler():
+        positions = key_for(training.seed, "positions")
+    return key, positions
 
 
 def make_batches(run: RunConfig, corpus: data.Corpus) -> data.Lanes | data.Windows:
@@ -166,113 +202,3 @@ def next_stop(step: int, training: TrainingConfig, last: int) -> int:
     """
     sizes = (training.steps_per_call, training.checkpoint_every)
     return min(last, *((step // size + 1) * size for size in sizes))
-
-
-def _claim(run: RunConfig, workdir: pathlib.Path, corpus: dict, resuming: bool) -> None:
-    """Writes config.json, or raises if the checkpoints are of another run."""
-    path = workdir / "config.json"
-    here = configs.resolved(run) | {"corpus": corpus}
-    if resuming and path.exists():
-        there = json.loads(path.read_text())
-        there.pop("versions", None)
-        found = [
-            line
-            for line in configs.differences(there, here)
-            if line.split(":")[0] not in {f"training.{name}" for name in _FREE}
-        ]
-        if found:
-            raise ValueError(
-                f"{workdir} holds a run with another config:\n  "
-                + "\n  ".join(found)
-                + "\nUse the config it was started with, or another workdir."
-            )
-    versions = {"python": platform.python_version(), "jax": jax.__version__}
-    configs.write_resolved(run, workdir, corpus=corpus, versions=versions)
-
-
-def _lines(report, before: int, after: int, seconds: float, checkpoints) -> list[dict]:
-    """Returns a call's metrics, one dict a step, all checked to be finite."""
-    lines = []
-    for index in range(after - before):
-        step = before + index + 1
-        count = float(report.count[index])
-        loss = float(report.loss[index]) / max(count, 1.0)
-        norm = float(report.grad_norm[index])
-        for what, value in (("loss", loss), ("norm of the gradient", norm)):
-            if not math.isfinite(value):
-                raise FloatingPointError(
-                    f"the {what} of step {step} is {value}; {_last(checkpoints)}. A "
-                    "lower training.learning_rate or training.clip, or a longer "
-                    "training.warmup, may help."
-                )
-        lines.append(
-            {
-                "step": step,
-                "loss": loss,
-                "bits_per_byte": loss / math.log(2),  # a token is a byte
-                "learning_rate": float(report.learning_rate[index]),
-                "grad_norm": norm,
-                "tokens": int(count),
-                "tokens_per_second": count * (after - before) / seconds,
-            }
-        )
-    return lines
-
-
-def _last(checkpoints: Checkpoints) -> str:
-    steps = checkpoints.steps()
-    if not steps:
-        return "there is no checkpoint from before it"
-    return f"the checkpoint of step {steps[-1]}, from before it, is kept"
-
-
-class _Bar:
-    """A progress bar, and the clock of the calls."""
-
-    def __init__(self, training: TrainingConfig, step: int, label: str, shown: bool):
-        self._bar = tqdm(
-            total=training.steps,
-            initial=step,
-            desc=label or None,
-            unit="step",
-            disable=not shown,
-            dynamic_ncols=True,
-        )
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._bar.close()
-
-    def start(self) -> None:
-        self._began = time.perf_counter()
-
-    def stop(self, steps: int) -> float:
-        self._bar.update(steps)
-        return max(time.perf_counter() - self._began, 1e-9)
-
-    def show(self, lines: list[dict]) -> None:
-        speed = f"{lines[-1]['tokens_per_second']:,.0f}"
-        self._bar.set_postfix({"loss": f"{lines[-1]['loss']:.3f}", "tokens/s": speed})
-
-
-class _Terminated:
-    """Remembers that SIGTERM came, instead of dying of it, while it is entered."""
-
-    def __init__(self):
-        self.now = False
-        self._before: Any = None
-
-    def __enter__(self) -> "_Terminated":
-        # Handlers can be set from the main thread only; elsewhere SIGTERM just kills.
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-
-    def _note(self, *_) -> None:
-        self.now = True

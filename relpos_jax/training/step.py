@@ -11,8 +11,11 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from relpos_jax.training import losses, optimiser
+from relpos_jax.training import optimiser
 from relpos_jax.training.config import TrainingConfig
+from relpos_jax.training.losses import Sums
+from relpos_jax.training.objectives import NextToken, Objective
+from relpos_jax.training.placement import Placement
 from relpos_jax.training.state import TrainState
 
 
@@ -24,18 +27,25 @@ class StepReport(NamedTuple):
       count: number of targets; `loss / count` is the step's mean loss.
       grad_norm: global norm of the mean loss' gradient, before clipping.
       learning_rate: the rate of this update.
+      auxiliary: name to sum and count of a further loss, unweighted.
     """
 
     loss: Float[Array, "*s"]
     count: Float[Array, "*s"]
     grad_norm: Float[Array, "*s"]
     learning_rate: Float[Array, "*s"]
+    auxiliary: dict[str, Sums]
 
 
 TrainCall = Callable[..., tuple[TrainState, StepReport]]
 
 
-def make_train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCall:
+def make_train_call(
+    graphdef: nnx.GraphDef,
+    training: TrainingConfig,
+    objective: Objective = NextToken(),
+    placement: Placement = Placement(),
+) -> TrainCall:
     """Returns the jitted `call(state, batches, count, key) -> (state, report)`.
 
     `batches` holds `[s b t]` segments, of which the first `count` are trained on. `key`
@@ -53,54 +63,62 @@ def make_train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCa
     Args:
       graphdef: the model without its parameters (`nnx.split`).
       training: the optimiser's settings.
+      objective: what is minimised.
+      placement: says where the new state stays.
     """
     # What the program doesn't depend on must not make another one of it.
     shared = {"seed": 0, "checkpoint_every": 1, "keep": 1, "log_every": 1}
-    return _train_call(graphdef, dataclasses.replace(training, **shared))
+    training = dataclasses.replace(training, **shared)
+    return _train_call(graphdef, training, objective, placement)
 
 
 @functools.lru_cache(maxsize=16)
-def _train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCall:
+def _train_call(
+    graphdef: nnx.GraphDef,
+    training: TrainingConfig,
+    objective: Objective,
+    placement: Placement,
+) -> TrainCall:
     optimizer, schedule = optimiser.build(training), optimiser.schedule(training)
     sampler = training.sampler
 
     def update(state: TrainState, batch: Any, key: jax.Array | None, positions):
         if key is not None:
             key = jax.random.fold_in(key, state.step)
-        at = batch.at
         if positions is not None:
             # What draws a whole sequence anew draws in every step; an offset must be
             # the same in all segments of a document.
             if sampler.whole:
                 positions = jax.random.fold_in(positions, state.step)
-            at = sampler(positions, at)
+            batch = batch._replace(at=sampler(positions, batch.at))
 
-        def mean_loss(params):
-            model = nnx.merge(graphdef, params)
-            token_losses, memory = model.losses(
-                batch.inputs,
-                batch.targets,
-                at,
+        def total(params):
+            found = objective(
+                nnx.merge(graphdef, params),
+                batch,
                 state.memory,
-                weight=batch.weight,
                 key=key,
                 spacing=sampler.spacing,
             )
-            sums = losses.weighted(token_losses, batch.weight)
-            # A batch without targets is harmless: loss 0, gradient 0.
-            return sums.loss / jnp.maximum(sums.count, 1), (sums, memory)
+            further = [x.weight * _mean(x.sums) for x in found.auxiliary.values()]
+            return sum(further, _mean(found.sums)), found
 
-        grads, (sums, memory) = jax.grad(mean_loss, has_aux=True)(state.params)
+        grads, found = jax.grad(total, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        memory = jax.lax.stop_gradient(memory)
+        memory = jax.lax.stop_gradient(found.memory)
         report = StepReport(
-            sums.loss, sums.count, optax.tree.norm(grads), schedule(state.step)
+            *found.sums,
+            optax.tree.norm(grads),
+            schedule(state.step),
+            {name: x.sums for name, x in found.auxiliary.items()},
         )
-        return TrainState(state.step + 1, params, opt_state, memory), report
+        state = TrainState(state.step + 1, params, opt_state, memory)
+        return placement.constrain(state), report
 
     def skip(state: TrainState, batch: Any, key: jax.Array | None, positions):
-        return state, StepReport(*[jnp.float32(0)] * 4)
+        shapes = jax.eval_shape(update, state, batch, key, positions)[1]
+        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def call(
@@ -120,3 +138,8 @@ def _train_call(graphdef: nnx.GraphDef, training: TrainingConfig) -> TrainCall:
         return jax.lax.scan(body, state, (indices, batches))
 
     return call
+
+
+def _mean(sums: Sums) -> jax.Array:
+    # A batch without targets is harmless: loss 0, gradient 0.
+    return sums.loss / jnp.maximum(sums.count, 1)

@@ -28,13 +28,16 @@ class Writer:
     Args:
       workdir: an existing folder.
       step: the step at which the run starts or resumes.
+      writes: False writes nothing: the processes of a run but one.
     """
 
-    def __init__(self, workdir: str | os.PathLike, step: int):
+    def __init__(self, workdir: str | os.PathLike, step: int, *, writes: bool = True):
+        self._file = self._board = None
+        if not writes:
+            return
         path = pathlib.Path(workdir) / "metrics.jsonl"
         truncate(path, step)
         self._file = path.open("a", encoding="utf-8")
-        self._board = None
         if tensorboardX is not None:
             try:
                 # Events past the step it resumes at are hidden by TensorBoard itself.
@@ -52,6 +55,8 @@ class Writer:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one step's metrics, floats or integers of the host."""
+        if self._file is None:
+            return
         line = json.dumps({"step": step, **metrics})
         self._file.write(line + "\n")
         if self._board is not None:
@@ -63,12 +68,13 @@ class Writer:
 
     def flush(self) -> None:
         """Returns when all lines so far are on disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Flushes and closes both."""
-        if self._file.closed:
+        if self._file is None or self._file.closed:
             return
         self.flush()
         self._file.close()

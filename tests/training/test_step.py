@@ -16,6 +16,7 @@ from relpos_jax.models.config import ModelConfig
 from relpos_jax.models.decoder import TransformerXL
 from relpos_jax.training import losses, optimiser
 from relpos_jax.training.config import TrainingConfig
+from relpos_jax.training.objectives import Auxiliary, NextToken
 from relpos_jax.training.state import initial, key_for
 from relpos_jax.training.step import make_train_call
 
@@ -79,7 +80,7 @@ def test_cuts_change_no_bit_and_compile_nothing(call):
 
 def test_segments_past_the_count_are_zero(call):
     report = call(start()[1], LANES.stack(0, 4), 1)[1]
-    assert all(not np.any(leaf[1:]) for leaf in report)
+    assert all(not np.any(leaf[1:]) for leaf in jax.tree.leaves(report))
 
 
 def test_one_update_a_segment_by_hand(call):
@@ -169,3 +170,31 @@ def test_a_batch_without_targets_is_harmless():
     state, report = call(state, batches, 4)
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(state.params))
     assert not np.any(report.count) and not np.any(report.loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrinking:
+    """The next token, and the squares of the embedding with a weight."""
+
+    weight: float
+
+    def __call__(self, model, batch, memory, **more):
+        found = NextToken()(model, batch, memory, **more)
+        squares = losses.Sums(jnp.sum(model.embedding[...] ** 2), jnp.float32(4))
+        return found._replace(auxiliary={"squares": Auxiliary(squares, self.weight)})
+
+
+def test_an_objective_adds_a_further_loss_by_its_mean(call):
+    graphdef, state = start()
+    table = jax.device_get(state.params["embedding"])
+    report = call(state, LANES.stack(0, 4), 1)[1]
+    shrinking = make_train_call(graphdef, TRAINING, Shrinking(3.0))
+    key = key_for(0, "dropout")
+    found = shrinking(start()[1], LANES.stack(0, 4), 1, key)[1]
+    sums = found.auxiliary["squares"]
+    np.testing.assert_allclose(sums.loss, [(table**2).sum(), 0, 0, 0], rtol=1e-5)
+    np.testing.assert_array_equal(sums.count, [4, 0, 0, 0])
+    np.testing.assert_allclose(found.loss, report.loss, rtol=1e-6)
+    more = np.linalg.norm(3 * 2 * table / 4)
+    gap = abs(found.grad_norm[0] - report.grad_norm[0])
+    assert 0.1 < gap <= more * 1.001
