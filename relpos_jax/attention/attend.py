@@ -8,12 +8,13 @@ from relpos_jax.attention import core
 from relpos_jax.attention.blockwise import Plan, attend_blockwise
 from relpos_jax.attention.core import Operands
 from relpos_jax.attention.dense import attend_dense
+from relpos_jax.attention.ring import Ring, attend_ring, ring_size, steps_needed
 from relpos_jax.masks import Causal, Mask
 from relpos_jax.positional.protocol import Params, PositionEncoding, merge
 from relpos_jax.relative import Layout, descending, holds
 from relpos_jax.where import Where
 
-IMPLEMENTATIONS = ("auto", "blockwise", "dense", "pairs")
+IMPLEMENTATIONS = ("auto", "blockwise", "dense", "pairs", "ring")
 
 # Below this many scores a head and row of the batch, all at once is faster (measured
 # by experiments.benchmarks.attention on two CPU cores).
@@ -51,11 +52,14 @@ def attend(
         None if nothing, which is right for any positions but evaluates tables for every
         pair and skips no block.
       implementation: "blockwise", "dense", "pairs" (dense, and tables on the matrix of
-        distances: the oracle) or "auto".
+        distances: the oracle), "ring" (blockwise, with queries and keys cut over the
+        axis "sequence" of the mesh in use, see `attention.ring`) or "auto": the ring
+        where the mesh has such an axis and there are queries for each of its devices.
       blocks: queries and keys a block, for "blockwise".
 
     Raises:
-      ValueError: shapes that do not fit together, an unknown implementation, or (when
+      ValueError: shapes that do not fit together, an unknown implementation, a ring
+        without a mesh, or (when
         not traced) positions that contradict the layout. When traced, rows that
         contradict it are NaN.
     """
@@ -82,6 +86,8 @@ def attend(
         turned_k = encoding.key(prepared, k, k_at)
     if implementation == "auto":
         implementation = "dense" if queries * keys <= DENSE_BELOW else "blockwise"
+        if 1 < ring_size() <= queries:
+            implementation = "ring"
     if implementation == "pairs" or (layout is not None and not layout.unit):
         diagonal = False
     else:
@@ -89,16 +95,22 @@ def attend(
 
     rows = None
     operands = Operands(q, k, v, turned_q, turned_k, rows, params, q_data, k_data)
-    if implementation == "blockwise":
+    if implementation in ("blockwise", "ring"):
+        pieces = ring_size() if implementation == "ring" else 1
         wide = encoding.saturation() is None and _has_vectors(encoding, params)
-        blocks = blocks or default_blocks(queries, keys, wide)
+        here = -(-queries // pieces), -(-keys // pieces)
+        blocks = blocks or default_blocks(*here, wide)
         if encoding.whole_rows:
             blocks = (blocks[0], keys)
         plan = Plan(encoding, mask, scale, layout, *blocks)
-        operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
-        if diagonal:
-            operands = _with_rows(encoding, operands, layout)
-        out = attend_blockwise(plan, operands, q_at, k_at)[:, :queries]
+        operands, q_at, k_at = _pad(plan, operands, q_at, k_at, pieces)
+        if implementation == "ring":
+            out = attend_ring(_ring(plan, operands, pieces), operands, q_at, k_at)
+        else:
+            if diagonal:
+                operands = _with_rows(encoding, operands, layout)
+            out = attend_blockwise(plan, operands, q_at, k_at)
+        out = out[:, :queries]
     else:
         if diagonal:
             operands = _with_rows(encoding, operands, layout)
@@ -139,8 +151,19 @@ def _with_rows(encoding, operands: Operands, layout: Layout) -> Operands:
     return operands._replace(rows=core.heads_first(table, 1))
 
 
-def _pad(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
-    """Fills up to whole blocks with empty slots."""
+def _ring(plan: Plan, operands: Operands, size: int) -> Ring:
+    """Returns how the ring goes; encodings that need whole rows gather all keys."""
+    whole = plan.encoding.whole_rows
+    pieces = operands.q.shape[1] // size, operands.k.shape[1] // size
+    steps = 1 if whole else steps_needed(plan.mask, plan.layout, pieces, size)
+    return Ring(plan._replace(layout=None), plan.layout, size, steps, gathered=whole)
+
+
+def _pad(plan: Plan, operands: Operands, q_at: Where, k_at: Where, pieces: int):
+    """Fills up to whole blocks, as many in each piece, with empty slots."""
+    whole = plan.encoding.whole_rows  # then all keys are one block everywhere
+    q_size = plan.q_block * pieces
+    k_size = plan.k_block * (1 if whole else pieces)
 
     def fill(x, size, axis):
         short = -x.shape[axis] % size
@@ -152,11 +175,11 @@ def _pad(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
         return jax.tree.map(lambda x: fill(x, size, 1), old)
 
     operands = operands._replace(
-        **fill_all(("q", "turned_q", "q_data"), plan.q_block),
-        **fill_all(("k", "v", "turned_k", "k_data"), plan.k_block),
+        **fill_all(("q", "turned_q", "q_data"), q_size),
+        **fill_all(("k", "v", "turned_k", "k_data"), k_size),
     )
-    q_at = Where(*(fill(x, plan.q_block, 1) for x in q_at))
-    k_at = Where(*(fill(x, plan.k_block, 1) for x in k_at))
+    q_at = Where(*(fill(x, q_size, 1) for x in q_at))
+    k_at = Where(*(fill(x, k_size, 1) for x in k_at))
     return operands, q_at, k_at
 
 
@@ -164,6 +187,11 @@ def _check(q, k, v, q_at, k_at, implementation):
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}"
+        )
+    if implementation == "ring" and ring_size() == 1:
+        raise ValueError(
+            "ring attention needs a mesh whose axis 'sequence' is longer than 1: run "
+            "it under jax.set_mesh, or use another implementation"
         )
     (batch, queries, heads, width), keys = q.shape, k.shape[1]
     wanted = {

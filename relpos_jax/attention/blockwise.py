@@ -137,10 +137,14 @@ def attend_blockwise(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
     turned round as they are cut, and no whole copies are made. Lengths must be whole
     numbers of blocks.
     """
-    return _forward(plan, operands, q_at, k_at)[0]
+    return forward(plan, operands, q_at, k_at)[0]
 
 
-def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+def forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+    """Returns the output `[b t h d]` and each row's log-sum-exp `[b t h]`, float32.
+
+    The latter is `NEVER` where a row has seen nothing.
+    """
     q, v = operands.q, operands.v
     rows = q.shape[:3]
     out = jnp.zeros((*rows, v.shape[3]), jnp.float32)
@@ -172,12 +176,17 @@ def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
     seen = total > 0
     total = jnp.where(seen, total, 1.0)
     out = out / total[..., None]
-    log_total = jnp.where(seen, highest + jnp.log(total), 0.0)
-    return out, (operands, q_at, k_at, out, log_total)
+    return out, jnp.where(seen, highest + jnp.log(total), NEVER)
 
 
-def _backward(plan: Plan, saved, d_out):
-    operands, q_at, k_at, out, log_total = saved
+def backward(
+    plan: Plan, operands: Operands, q_at: Where, k_at: Where, out, log_total, d_out
+) -> Operands:
+    """Returns the operands' gradients, float32.
+
+    `out` and `log_total` are those of all keys that the queries see, which may be more
+    than these: then it is these keys' part of the gradient.
+    """
     # Each row's sum of weight times gradient, known from the output alone.
     row = jnp.sum(d_out * out, axis=-1)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), operands)
@@ -235,7 +244,17 @@ def _backward(plan: Plan, saved, d_out):
         return total
 
     pairs = block_pairs(plan, operands.q.shape[1], operands.k.shape[1])
-    total = _scan(step, zero, *pairs)
+    return _scan(step, zero, *pairs)
+
+
+def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+    out, log_total = forward(plan, operands, q_at, k_at)
+    return out, (operands, q_at, k_at, out, log_total)
+
+
+def _backward(plan: Plan, saved, d_out):
+    operands = saved[0]
+    total = backward(plan, *saved, d_out)
     d_operands = jax.tree.map(lambda x, y: x.astype(y.dtype), total, operands)
     return d_operands, None, None
 
