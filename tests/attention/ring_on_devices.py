@@ -2,8 +2,9 @@
 
     python -m tests.attention.ring_on_devices [ENCODING ...]
 
-Every encoding under every mask, or those named under one mask each. Prints for each encoding and mask the largest difference of values and gradients, by
-`|x - y| / (1 + |y|)`, and fails where one is above 3e-5.
+Every encoding under every mask, or those named under one mask each. Prints the largest
+difference of values and gradients, by `|x - y| / (1 + |y|)`, and fails where one is
+above 3e-5.
 """
 
 import itertools

@@ -36,7 +36,7 @@ def run(*command: str) -> str:
 # One whose rows are vectors and whose parameters have gradients, one whose data
 # travels with the keys, one that needs all keys of a query.
 def test_is_the_oracle_with_memory_and_packed_documents():
-    run("tests.attention.ring_on_devices", "transformer_xl", "forgetting", "cope")
+    run("tests.attention.ring_on_devices", "transformer_xl", "cope", "forgetting")
 
 
 @pytest.mark.slow
