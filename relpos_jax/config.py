@@ -36,12 +36,15 @@ class DataConfig:
       held_out_fraction: part of the text, from its end, kept for evaluation.
       max_bytes: reads no more of the text than this; None reads it all.
       order: "windows", shuffled, each for itself; "lanes", contiguous, for memory.
+      masked_fraction: part of the tokens that an encoder has to predict: see
+        `relpos_jax.data.masking`. A decoder predicts the next of every token.
     """
 
     source: str = "stdlib"
     held_out_fraction: float = 0.1
     max_bytes: int | None = None
     order: Literal["windows", "lanes"] = "windows"
+    masked_fraction: float = 0.15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +179,8 @@ def build(config: Section, *, others: tuple[str, ...] = ()) -> RunConfig:
     data = take(config.get("data", {}), DataConfig, "data")
     model = _plain(config.get("model", {}))
     given = {
-        "vocabulary": Bytes().size,
+        # An encoder has one more id, which stands for hidden tokens.
+        "vocabulary": Bytes().size + bool(model.get("bidirectional")),
         "position": _position(model.pop("position", {"name": "rope"})),
     }
     return RunConfig(data, take(model, ModelConfig, "model", **given), training)

@@ -80,6 +80,12 @@ def refuse(config: ModelConfig) -> None:
         reasons.append(f"its position is TransformerXLRelative(), not {xl}")
     if config.activation != "relu":
         reasons.append(f"its activation is 'relu', not {config.activation!r}")
+    if config.norm_kind != "layer" or config.embedding_norm:
+        reasons.append("it has layer norms, in its layers only")
+    if config.attention_bias or not config.feedforward_bias:
+        reasons.append("its feed-forward layers have biases, its attention has none")
+    if config.bidirectional:
+        reasons.append("it is a decoder: bidirectional=False")
     if config.has_final_norm:
         reasons.append("it has no norm behind the last layer: final_norm=False")
     if not config.output_bias:

@@ -58,6 +58,7 @@ def save_run(
 
 def load_run(
     workdir: str | os.PathLike,
+    kind: type[TransformerXL] = TransformerXL,
 ) -> tuple[ModelConfig, nnx.GraphDef, PyTree]:
     """Returns the model of a run, trained or imported, at its newest checkpoint.
 
@@ -66,13 +67,14 @@ def load_run(
 
     Args:
       workdir: the folder that `experiments.train` or `import_checkpoint` wrote.
+      kind: the model's class: a decoder, or `Encoder`.
 
     Returns:
       The configuration, and graph and parameters for `nnx.merge`.
 
     Raises:
       FileNotFoundError: no such run, or no checkpoint in it.
-      ValueError: a config.json that describes no model.
+      ValueError: a config.json that describes no model, or one of another class.
       CheckpointMismatch: the checkpoint is another model's; lists how.
     """
     workdir = pathlib.Path(workdir)
@@ -85,7 +87,7 @@ def load_run(
         if not isinstance(run.get(section), Mapping):
             raise ValueError(f"{path} has no section {section!r}")
     config = model_config(run["model"])
-    model = nnx.eval_shape(lambda: TransformerXL(config, key=jax.random.key(0)))
+    model = nnx.eval_shape(lambda: kind(config, key=jax.random.key(0)))
     graphdef, params = nnx.split(model)
     params = nnx.as_pure(params)
     if IMPORTED in run:

@@ -3,5 +3,6 @@
 from relpos_jax.models.adaptive import AdaptiveConfig
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.models.decoder import TransformerXL
+from relpos_jax.models.encoder import Encoder, build
 
-__all__ = ["AdaptiveConfig", "ModelConfig", "TransformerXL"]
+__all__ = ["AdaptiveConfig", "Encoder", "ModelConfig", "TransformerXL", "build"]

@@ -134,6 +134,7 @@ class TransformerXL(Stack):
                 logits = jnp.where(scored[..., None], logits, 0)
             losses = adaptive.token_losses(logits, targets)
         else:
+            hidden = self.transformed(hidden)
             if scored is not None:
                 hidden = jnp.where(scored[..., None], hidden, 0)
             parts = as_arrays(self.embedding), as_arrays(self.softmax)
@@ -166,11 +167,16 @@ class TransformerXL(Stack):
             return adaptive.embed(config.adaptive, table, tokens, config.dtype)
         return embed(self.embedding[...], tokens)
 
+    def transformed(self, hidden: Float[Array, "b t w"]) -> Float[Array, "b t w"]:
+        """Returns what meets the vocabulary's vectors; an encoder may have a head."""
+        return hidden
+
     def logits(self, hidden: Float[Array, "b t w"]) -> Float[Array, "b t v"]:
         """Returns next-token logits, float32, of what `hidden` returned.
 
         With `config.adaptive` they are log-probabilities.
         """
+        hidden = self.transformed(hidden)
         if self.config.adaptive is not None:
             parts = as_arrays(self.embedding), as_arrays(self.softmax)
             return adaptive.log_probabilities(self.config.adaptive, *parts, hidden)
@@ -179,8 +185,8 @@ class TransformerXL(Stack):
         return output_logits(hidden, table[...], bias)
 
 
-def count_parameters(config: ModelConfig) -> int:
-    """Returns the model's number of parameters, without allocating them."""
-    shapes = nnx.eval_shape(lambda: TransformerXL(config, key=jax.random.key(0)))
+def count_parameters(config: ModelConfig, kind: type = TransformerXL) -> int:
+    """Returns the number of parameters of a model of a class, allocating none."""
+    shapes = nnx.eval_shape(lambda: kind(config, key=jax.random.key(0)))
     leaves = jax.tree.leaves(nnx.state(shapes, nnx.Param))
     return sum(leaf.size for leaf in leaves)

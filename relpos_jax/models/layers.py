@@ -243,10 +243,10 @@ class Layer(nnx.Module):
         self.feedforward = FeedForward(config, key=named(key, "feedforward"))
         self.attention_norm = norm(config)
         self.feedforward_norm = norm(config)
-        self.cross_attention = self.cross_norm = None
-        if cross is not None:
-            self.cross_attention = Attention(cross, key=named(key, "cross"))
-            self.cross_norm = norm(config)
+        alone = cross is None
+        own = None if alone else Attention(cross, key=named(key, "cross"))
+        self.cross_attention = own
+        self.cross_norm = None if alone else norm(config)
 
     def __call__(
         self,

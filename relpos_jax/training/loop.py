@@ -12,7 +12,8 @@ from jaxtyping import PyTree
 
 from relpos_jax import data
 from relpos_jax.config import RunConfig
-from relpos_jax.models.decoder import TransformerXL
+from relpos_jax.data.masking import Masked, Masking
+from relpos_jax.models import TransformerXL, build
 from relpos_jax.positional.positions import PositionSampler
 from relpos_jax.training import folder, optimiser
 from relpos_jax.training.checkpoints import Checkpoints
@@ -162,7 +163,7 @@ def load_corpus(run: RunConfig) -> data.Corpus:
 
 
 def _model(run: RunConfig) -> TransformerXL:
-    return TransformerXL(run.model, key=key_for(run.training.seed, "parameters"))
+    return build(run.model, key=key_for(run.training.seed, "parameters"))
 
 
 def initial_state(run: RunConfig) -> TrainState:
@@ -185,13 +186,23 @@ def step_keys(
     return key, positions
 
 
-def make_batches(run: RunConfig, corpus: data.Corpus) -> data.Lanes | data.Windows:
-    """Returns the batches of the training part, as `run.data.order` says."""
+def make_batches(
+    run: RunConfig, corpus: data.Corpus
+) -> data.Lanes | data.Windows | Masked:
+    """Returns the batches of the training part, as `run.data` says.
+
+    Those of an encoder have hidden tokens, for which the last id stands.
+    """
     training = run.training
     sizes = (corpus.train, training.batch, training.length)
     if run.data.order == "lanes":
-        return data.Lanes(*sizes)
-    return data.Windows(*sizes, seed=training.seed)
+        batches = data.Lanes(*sizes)
+    else:
+        batches = data.Windows(*sizes, seed=training.seed)
+    if run.model.bidirectional:
+        masking = Masking(run.model.vocabulary - 1, run.data.masked_fraction)
+        return Masked(batches, masking, training.seed)
+    return batches
 
 
 def next_stop(step: int, training: TrainingConfig, last: int) -> int:

@@ -1,0 +1,42 @@
+"""A small encoder that fills in masked bytes of the standard library's text.
+
+    python -m experiments.train --config=configs/masked_lm.py --workdir=runs/masked
+    python -m experiments.evaluate_masked --workdir=runs/masked
+
+Another encoding: `--config=configs/masked_lm.py:rope` (the names of
+`relpos_jax.positional.ENCODINGS` that look both ways; the others are refused).
+
+EXPECTED
+"""
+
+import ml_collections
+
+from relpos_jax import config as configs
+from relpos_jax.models.config import ModelConfig
+from relpos_jax.training.config import TrainingConfig
+
+
+def get_config(position: str = "t5_bidirectional") -> ml_collections.ConfigDict:
+    """Returns the config; `position` is the encoding's name."""
+    config = ml_collections.ConfigDict()
+    config.data = configs.section(configs.DataConfig, source="stdlib")
+    config.model = configs.section(
+        ModelConfig,
+        position=configs.position(position),
+        bidirectional=True,
+        layers=4,
+        width=128,
+        heads=4,
+        head_dim=32,
+        feedforward=512,
+    )
+    config.training = configs.section(
+        TrainingConfig,
+        steps=1000,
+        batch=32,
+        length=64,
+        learning_rate=2e-3,
+        warmup=100,
+        checkpoint_every=250,
+    )
+    return config
