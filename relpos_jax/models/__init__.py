@@ -4,5 +4,14 @@ from relpos_jax.models.adaptive import AdaptiveConfig
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.models.decoder import TransformerXL
 from relpos_jax.models.encoder import Encoder, build
+from relpos_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderConfig
 
-__all__ = ["AdaptiveConfig", "Encoder", "ModelConfig", "TransformerXL", "build"]
+__all__ = [
+    "AdaptiveConfig",
+    "Encoder",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "ModelConfig",
+    "TransformerXL",
+    "build",
+]
