@@ -21,36 +21,32 @@ _SOURCE = flags.DEFINE_string("source", None, "file:PATH, ids:PATH.npy, stdlib, 
 _LENGTH = flags.DEFINE_integer("length", 128, "Tokens in a segment.", lower_bound=1)
 _TOKENS = flags.DEFINE_integer("tokens", 0, "Targets scored; 0: all.", lower_bound=0)
 _JSON = flags.DEFINE_string("json", None, "File to write the numbers to.")
-for _name in ("memory", "window", "clamp"):
+_AS, _OF = ("memory", "window", "clamp"), ("split", "data_dir", "vocabulary")
+for _name in _AS:
     flags.DEFINE_integer(_name, None, "Instead of as trained.", lower_bound=0)
+flags.DEFINE_string("split", None, "Of a set of TFDS: train, validation, test.")
+flags.DEFINE_string("data_dir", None, "Where sets of TFDS are.")
+flags.DEFINE_string("vocabulary", None, "For a run that has none.")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"what is {argv[1]!r}? Options look like --name=value.")
     runtime.prepare()
-    changes = {name: flags.FLAGS[name].value for name in ("memory", "window", "clamp")}
+    changes, given = ({n: flags.FLAGS[n].value for n in names} for names in (_AS, _OF))
     try:
         config, _, params = runs.load_run(_WORKDIR.value)
         config, graphdef = runs.evaluated(config, **changes)
-        text = runs.read_tokens(_SOURCE.value, config.vocabulary)
+        text = runs.read_text(_SOURCE.value, _WORKDIR.value, config.vocabulary, **given)
         language = perplexity.Language.of(graphdef, params)
-        memory = config.memory_length
-        score = runs.score(language, text, _LENGTH.value, memory, tokens=_TOKENS.value)
-    except (ValueError, OSError) as error:
+        settings = (_LENGTH.value, config.memory_length)
+        score = runs.score(language, text.tokens, *settings, tokens=_TOKENS.value)
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error
-    found = {
-        "tokens": score.tokens,
-        "nll": score.nll,
-        "bits_per_token": score.bits_per_byte,
-        "perplexity": score.perplexity,
-        "length": _LENGTH.value,
-        "memory": memory,
-    }
-    unit = "token" if _SOURCE.value.startswith("ids:") else "byte"
-    print(f"{score.tokens} {unit}s scored: {score.bits_per_byte:.4f} bits per {unit}")
-    print(f"perplexity per {unit}: {score.perplexity:.4f}")
+    found = runs.measures(score, text)
+    print(runs.summary(found))
     if _JSON.value:
+        found |= {"length": _LENGTH.value, "memory": config.memory_length}
         pathlib.Path(_JSON.value).write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -14,7 +14,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from relpos_jax import config as configs
-from relpos_jax import data, positional
+from relpos_jax import positional
 from relpos_jax.evaluation import surgery
 from relpos_jax.interop.runs import load_run, save_run
 from relpos_jax.training import runtime
@@ -43,11 +43,7 @@ def main(argv: list[str]) -> None:
             run = configs.build(CONFIG.value)
             training = dataclasses.replace(run.training, steps=STEPS.value)
             run = dataclasses.replace(run, model=model.config, training=training)
-            corpus = data.load(
-                run.data.source,
-                held_out_fraction=run.data.held_out_fraction,
-                max_bytes=run.data.max_bytes,
-            )
+            corpus = run.data.load()
             model, losses = surgery.adapt(model, run, corpus)
             print(f"loss {losses[0]:.3f}, after {STEPS.value} steps {losses[-1]:.3f}")
         source = {"workdir": WORKDIR.value, "steps": STEPS.value, "seed": SEED.value}

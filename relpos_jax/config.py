@@ -19,7 +19,8 @@ import ml_collections
 from ml_collections import config_dict
 
 from relpos_jax import positional
-from relpos_jax.data import Bytes
+from relpos_jax.data import Corpus, load
+from relpos_jax.data.tokens import known
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.training.config import TrainingConfig
 
@@ -38,6 +39,13 @@ class DataConfig:
       order: "windows", shuffled, each for itself; "lanes", contiguous, for memory.
       masked_fraction: part of the tokens that an encoder has to predict: see
         `relpos_jax.data.masking`. A decoder predicts the next of every token.
+      vocabulary: what a token is: "bytes", "characters", "words", "words:PATH", ...;
+        see `relpos_jax.data.tokens.VOCABULARIES`.
+      vocabulary_size: number of ids that the model is made for, which must be the
+        vocabulary's; None takes the vocabulary's, for which "characters" and "words"
+        need the text.
+      documents: keeps documents apart: none attends to another.
+      data_dir: where sets and their tokens are stored; None takes TFDS's own default.
     """
 
     source: str = "stdlib"
@@ -45,6 +53,27 @@ class DataConfig:
     max_bytes: int | None = None
     order: Literal["windows", "lanes"] = "windows"
     masked_fraction: float = 0.15
+    vocabulary: str = "bytes"
+    vocabulary_size: int | None = None
+    documents: bool = False
+    data_dir: str | None = None
+
+    def load(self) -> Corpus:
+        """Returns the text; raises as `relpos_jax.data.load`."""
+        return load(
+            self.source,
+            held_out_fraction=self.held_out_fraction,
+            max_bytes=self.max_bytes,
+            data_dir=self.data_dir,
+            vocabulary=self.vocabulary,
+        )
+
+    @property
+    def ids(self) -> int:
+        """Number of ids; reads the text if only the text can tell."""
+        if self.vocabulary_size is not None:
+            return self.vocabulary_size
+        return (known(self.vocabulary) or self.load().vocabulary).size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +209,7 @@ def build(config: Section, *, others: tuple[str, ...] = ()) -> RunConfig:
     model = _plain(config.get("model", {}))
     given = {
         # An encoder has one more id, which stands for hidden tokens.
-        "vocabulary": Bytes().size + bool(model.get("bidirectional")),
+        "vocabulary": data.ids + bool(model.get("bidirectional")),
         "position": _position(model.pop("position", {"name": "rope"})),
     }
     return RunConfig(data, take(model, ModelConfig, "model", **given), training)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import grain
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int32, Integer
 
 from relpos_jax.where import Where
 
@@ -25,13 +25,17 @@ class Batch(NamedTuple):
       inputs: `[b t]`, token ids.
       targets: `[b t]`, the token that follows each input.
       at: positions and segments of the inputs, `[b t]`.
-      weight: `[b t]`, 1 where the target counts for the loss, else 0.
+      weight: `[b t]`, 1 where the target counts for the loss, else 0: where documents
+        are told apart, a document's first token follows from nothing.
     """
 
     inputs: Int32[np.ndarray, "*s b t"]
     targets: Int32[np.ndarray, "*s b t"]
     at: Where
     weight: Float32[np.ndarray, "*s b t"]
+
+
+_IDS = 2**31 - 2  # segment ids, 1 and more in int32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,6 +67,14 @@ class _Batches:
                 f"a batch of {self.batch_size} rows cannot be dealt evenly to "
                 f"{self.process_count} processes: make batch_size a multiple of them"
             )
+        starts = self.documents
+        if starts is not None and starts.size:
+            within = 0 <= starts[0] and starts[-1] < self.tokens.size
+            if not within or (np.diff(starts) < 0).any():
+                raise ValueError(
+                    f"documents must be places in the {self.tokens.size} tokens, "
+                    f"rising, got {starts[0]} to {starts[-1]}"
+                )
         if self.tokens.size < self.tokens_needed:
             raise ValueError(
                 f"too few tokens: {type(self).__name__} with batch_size="
@@ -116,14 +128,19 @@ class _Batches:
         rows = np.stack(rows).astype(np.int32)
         shape = (len(starts), self.length)
         positions = position + np.arange(self.length, dtype=np.int32)
+        segments, weight = np.full(shape, segment, np.int32), np.ones(shape, np.float32)
+        if self.documents is not None:
+            places = np.array(starts)[:, None] + np.arange(self.length + 1)
+            document = np.searchsorted(self.documents, places, side="right")
+            # Ids of an epoch lie behind those of the one before.
+            first = (segment - 1) * (self.documents.size + 1)
+            segments = ((first + document[:, :-1]) % _IDS + 1).astype(np.int32)
+            weight[document[:, :-1] != document[:, 1:]] = 0
         return Batch(
             inputs=rows[:, :-1],
             targets=rows[:, 1:],
-            at=Where(
-                np.broadcast_to(positions, shape).copy(),
-                np.full(shape, segment, np.int32),
-            ),
-            weight=np.ones(shape, np.float32),
+            at=Where(np.broadcast_to(positions, shape).copy(), segments),
+            weight=weight,
         )
 
 
@@ -146,6 +163,10 @@ class Lanes(_Batches):
       length: tokens of a row.
       process_index: the process that reads; see `sharded`.
       process_count: number of processes.
+      documents: `[d]`, the tokens with which documents begin, rising. With it, each
+        document has a segment id of its own, so that none attends to another, in
+        memory neither. Positions run on: what matters within a document is distance.
+        None takes the text as one document.
 
     Raises:
       ValueError: fewer than `batch_size * length + 1` tokens, or unusable sizes.
@@ -153,6 +174,7 @@ class Lanes(_Batches):
 
     process_index: int = 0
     process_count: int = 1
+    documents: Integer[np.ndarray, " d"] | None = None
 
     @property
     def tokens_needed(self) -> int:
@@ -197,6 +219,10 @@ class Windows(_Batches):
       seed: of offsets and orders; not negative.
       process_index: the process that reads; see `sharded`.
       process_count: number of processes.
+      documents: `[d]`, the tokens with which documents begin, rising. With it, each
+        document has a segment id of its own, so that none attends to another, in
+        memory neither. Positions run on: what matters within a document is distance.
+        None takes the text as one document.
 
     Raises:
       ValueError: fewer than `length + 1` tokens, or unusable sizes or seed.
@@ -205,6 +231,7 @@ class Windows(_Batches):
     seed: int
     process_index: int = 0
     process_count: int = 1
+    documents: Integer[np.ndarray, " d"] | None = None
 
     def __post_init__(self):
         super().__post_init__()

@@ -216,11 +216,7 @@ def run_study(
     workdir = pathlib.Path(workdir)
     plan = plan_study(config)
     run = plan.any_run
-    corpus = data.load(
-        run.data.source,
-        held_out_fraction=run.data.held_out_fraction,
-        max_bytes=run.data.max_bytes,
-    )
+    corpus = run.data.load()
     needed = plan.evaluation.needed(run.training.length)
     if corpus.held_out.size < needed:
         raise ValueError(

@@ -1,16 +1,22 @@
 """Texts to tokens and back, around `generation`, for the terminal."""
 
 import codecs
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Integer
 
-from relpos_jax.data import Bytes
+from relpos_jax.data import Bytes, Vocabulary
+
+# Writes to the terminal, at once and no more than it is given.
+terminal = functools.partial(print, end="", flush=True)
 
 
-def stops(texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    r"""Returns the byte sequences of stops as typed: `\n`, `\t`, `\\`, `\x00` escaped.
+def stops(
+    texts: Sequence[str], vocabulary: Vocabulary = Bytes()
+) -> tuple[tuple[int, ...], ...]:
+    r"""Returns the tokens of stops as typed: `\n`, `\t`, `\\`, `\x00` escaped.
 
     Raises:
       ValueError: an escape that isn't one; names the stop.
@@ -24,17 +30,33 @@ def stops(texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
                 f"the stop {text!r} ends in the middle of an escape ({error}): write "
                 r"a backslash as '\\'"
             ) from error
-        found.append(tuple(data))
+        found.append(tuple(vocabulary.encode(data).tolist()))
     return tuple(found)
 
 
-def text_of(tokens: Integer[np.ndarray, " t"]) -> str:
+def text_of(tokens: Integer[np.ndarray, " t"], vocabulary: Vocabulary = Bytes()) -> str:
     """Returns a text's tokens as text; bytes that are none are shown as such (U+FFFD).
 
     Raises:
-      ValueError: an id is no byte.
+      ValueError: an id is outside the vocabulary.
     """
-    return Bytes().decode(tokens).decode("utf-8", errors="replace")
+    return vocabulary.decode(tokens).decode("utf-8", errors="replace")
+
+
+def continued(
+    prompt: str,
+    ids: Integer[np.ndarray, " p"],
+    tokens: Integer[np.ndarray, " t"],
+    vocabulary: Vocabulary,
+) -> str:
+    """Returns a prompt, of tokens `ids`, with the text that further tokens add to it.
+
+    Raises:
+      ValueError: an id is outside the vocabulary.
+    """
+    whole = vocabulary.decode(np.concatenate([ids, tokens]))
+    more = whole[len(vocabulary.decode(ids)) :]
+    return prompt + more.decode("utf-8", errors="replace")
 
 
 class Printer:
@@ -43,19 +65,35 @@ class Printer:
     Args:
       write: takes text.
       prompt: is written before the first chunk, and not at all if none comes.
+      vocabulary: what the tokens are.
     """
 
-    def __init__(self, write: Callable[[str], object], prompt: str = ""):
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        prompt: str = "",
+        vocabulary: Vocabulary = Bytes(),
+    ):
         self._write = write
         self._prompt = prompt
+        self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # A token's text may depend on those before it: words have spaces between them.
+        self._ids = vocabulary.encode(prompt)
+        self._done = len(vocabulary.decode(self._ids))
 
     def __call__(self, row: int, tokens: Integer[np.ndarray, " t"]) -> None:
         """Takes a row's next tokens, as `generate` hands them over."""
-        text = self._decoder.decode(Bytes().decode(tokens))
+        self._ids = np.concatenate([self._ids, tokens])
+        data = self._vocabulary.decode(self._ids)
+        if self._vocabulary.unit == "subword":  # half a character, perhaps
+            data = data.removesuffix("\ufffd".encode())
+        text = self._decoder.decode(data[self._done :])
+        self._done = max(self._done, len(data))
         self._write(self._prompt + text)
         self._prompt = ""
 
     def close(self) -> None:
         """Writes what was held back, and ends the line."""
-        self._write(self._prompt + self._decoder.decode(b"", final=True) + "\n")
+        rest = self._vocabulary.decode(self._ids)[self._done :]
+        self._write(self._prompt + self._decoder.decode(rest, final=True) + "\n")

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import Integer, PyTree
 
 from relpos_jax import config as configs
 from relpos_jax import data
+from relpos_jax.data import tokens
 from relpos_jax.evaluation import perplexity, windows
 from relpos_jax.models import ModelConfig, TransformerXL
 from relpos_jax.positional import PositionEncoding
@@ -166,36 +167,111 @@ def evaluated(
     return config, nnx.split(model)[0]
 
 
-def read_tokens(source: str, vocabulary: int) -> Integer[np.ndarray, " n"]:
+class ScoredText(NamedTuple):
+    """A text to evaluate on.
+
+    Attributes:
+      tokens: `[n]`, ids.
+      unit: what a token is ("byte", "word", ...), "token" where it isn't known.
+      bytes: of the text behind the first token, which nothing predicts; None where
+        they aren't known.
+    """
+
+    tokens: Integer[np.ndarray, " n"]
+    unit: str
+    bytes: int | None
+
+
+def read_text(
+    source: str,
+    workdir: str | os.PathLike,
+    size: int,
+    *,
+    vocabulary: str | None = None,
+    data_dir: str | None = None,
+    split: str | None = None,
+) -> ScoredText:
     """Returns all tokens of a text to evaluate on.
 
     Args:
-      source: `ids:PATH.npy`, an array of token ids; `file:PATH`, a file's bytes; or
+      source: `ids:PATH.npy`, an array of token ids; `file:PATH`, a whole file; or
         another source of `data.load`, of which this is the held-out part.
-      vocabulary: the model's.
+      workdir: the run's folder, which has its vocabulary.
+      size: the model's number of ids.
+      vocabulary: instead of the run's; see `tokens.of_run`. Ids need none.
+      data_dir: where sets of TFDS are; None takes TFDS's own default.
+      split: of a set of TFDS ("test"); None takes `data.load`'s choice.
 
     Raises:
-      ValueError: the array is no row of integers, or an id is outside the vocabulary.
+      ValueError: the array is no row of integers, an id is outside the vocabulary, or
+        the text
+        can't be read with the vocabulary.
       FileNotFoundError: no such file.
     """
     kind, _, path = source.partition(":")
     if kind == "ids":
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError(
-                f"{path} holds {tokens.dtype} {tokens.shape}: needs integers [n]"
+                f"{path} holds {ids.dtype} {ids.shape}: needs integers [n]"
             )
-    elif kind == "file":
-        tokens = data.load(source, held_out_fraction=0.0).train
+        text = ScoredText(ids, "token", None)
     else:
-        tokens = data.load(source).held_out
-    low, high = int(tokens.min(initial=0)), int(tokens.max(initial=0))
-    if low < 0 or high >= vocabulary:
+        found = tokens.of_run(workdir, size, vocabulary)
+        whole = kind == "file"
+        corpus = data.load(
+            source,
+            vocabulary=found,
+            data_dir=data_dir,
+            held_out_split=split,
+            **({"held_out_fraction": 0.0} if whole else {}),
+        )
+        ids = corpus.train if whole else corpus.held_out
+        nbytes = ids.size
+        if corpus.text_bytes is not None:
+            nbytes = corpus.text_bytes[0 if whole else 1]
+        nbytes -= len(found.decode(np.asarray(ids[:1])))
+        text = ScoredText(ids, found.unit, nbytes)
+    low, high = int(text.tokens.min(initial=0)), int(text.tokens.max(initial=0))
+    if low < 0 or high >= size:
         raise ValueError(
-            f"{source} has ids {low} to {high}, not below {vocabulary}: "
+            f"{source} has ids {low} to {high}, not below {size}: "
             "it is another model's text"
         )
-    return tokens
+    return text
+
+
+def measures(score: perplexity.Score, text: ScoredText) -> dict[str, Any]:
+    """Returns what a score says, by name, JSON values.
+
+    `perplexity` and `bits_per_token` are per token, whatever `unit` that is;
+    `bits_per_byte` shares the same sum among the bytes of the text, which makes models
+    with different vocabularies comparable; it needs the whole text to be scored.
+    """
+    found = {
+        "unit": text.unit,
+        "tokens": score.tokens,
+        "nll": score.nll,
+        "bits_per_token": score.bits_per_byte,
+        "perplexity": score.perplexity,
+    }
+    if text.bytes and score.tokens == len(text.tokens) - 1:
+        found["bytes"] = text.bytes
+        found["bits_per_byte"] = perplexity.bits_per_byte(score.nll, text.bytes)
+    return found
+
+
+def summary(measures: Mapping[str, Any]) -> str:
+    """Returns lines for the terminal that say `measures`."""
+    unit = measures["unit"]
+    lines = [
+        f"{measures['tokens']} {unit}s scored: {measures['bits_per_token']:.4f} bits "
+        f"per {unit}",
+        f"perplexity per {unit}: {measures['perplexity']:.4f}",
+    ]
+    if unit != "byte" and "bits_per_byte" in measures:
+        lines.append(f"bits per byte of the text: {measures['bits_per_byte']:.4f}")
+    return "\n".join(lines)
 
 
 def score(

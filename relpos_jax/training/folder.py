@@ -11,6 +11,8 @@ import jax
 
 from relpos_jax import config as configs
 from relpos_jax.config import RunConfig
+from relpos_jax.data import Bytes, Vocabulary
+from relpos_jax.data.vocabulary import metric
 
 # What a resumed run may change: none of it changes a number.
 FREE = ("checkpoint_every", "keep", "log_every")
@@ -27,10 +29,11 @@ def claim(run: RunConfig, workdir: pathlib.Path, corpus: dict, resuming: bool) -
     if resuming and path.exists():
         there = json.loads(path.read_text())
         there.pop("versions", None)
+        free = {"data.data_dir", *(f"training.{name}" for name in FREE)}
         found = [
             line
             for line in configs.differences(there, here)
-            if line.split(":")[0] not in {f"training.{name}" for name in FREE}
+            if line.split(":")[0] not in free
         ]
         if found:
             raise ValueError(
@@ -43,7 +46,12 @@ def claim(run: RunConfig, workdir: pathlib.Path, corpus: dict, resuming: bool) -
 
 
 def lines_of(
-    report: Any, before: int, after: int, seconds: float, saved: Sequence[int]
+    report: Any,
+    before: int,
+    after: int,
+    seconds: float,
+    saved: Sequence[int],
+    vocabulary: Vocabulary = Bytes(),
 ) -> list[dict]:
     """Returns a call's metrics, one dict a step.
 
@@ -52,6 +60,7 @@ def lines_of(
       before, after: steps done before and after the call.
       seconds: wall time of the call.
       saved: steps that have a checkpoint, for the message.
+      vocabulary: names the loss in its unit, as `bits_per_byte` or `perplexity`.
 
     Raises:
       FloatingPointError: a loss or a gradient isn't finite; names the step.
@@ -72,7 +81,7 @@ def lines_of(
         line = {
             "step": step,
             "loss": loss,
-            "bits_per_byte": loss / math.log(2),  # a token is a byte
+            **metric(vocabulary, loss),
             "learning_rate": float(report.learning_rate[index]),
             "grad_norm": norm,
             "tokens": int(count),

@@ -59,10 +59,10 @@ def train(
 ) -> TrainResult:
     """Trains a model, or goes on training it where `workdir` says that it stopped.
 
-    Writes `config.json`, `metrics.jsonl`, `tensorboard/` and `checkpoints/` into
-    `workdir`. However often and wherever a run is killed and started again, its
-    parameters are those of an unbroken run, bit for bit, on the same machine. SIGTERM
-    saves a checkpoint and leaves with status 143.
+    Writes `config.json`, `vocabulary.json`, `metrics.jsonl`, `tensorboard/` and
+    `checkpoints/` into `workdir`. However often and wherever a run is killed and
+    started again, its parameters are those of an unbroken run, bit for bit, on the same
+    machine. SIGTERM saves a checkpoint and leaves with status 143.
 
     Args:
       run: what to train. A resumed run may change how often it logs and saves, and
@@ -82,7 +82,8 @@ def train(
       The model after the last step.
 
     Raises:
-      ValueError: `workdir` holds a run with another config; names the keys.
+      ValueError: `workdir` holds a run with another config (names the keys) or another
+        vocabulary; or the vocabulary's size isn't the model's.
       FloatingPointError: the loss or the gradient isn't finite; names the step. The
         last checkpoint is from before it.
     """
@@ -100,7 +101,8 @@ def train(
 
 
 def _train(run, workdir, corpus, placement, objective, *, bar, stop_after, on_eval):
-    training = run.training
+    training, vocabulary = run.training, corpus.vocabulary
+    saved.check_size(vocabulary, run.model.vocabulary - run.model.bidirectional)
     batches = placement.share(make_batches(run, corpus))
     last = training.steps if stop_after is None else min(stop_after, training.steps)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,9 @@ def _train(run, workdir, corpus, placement, objective, *, bar, stop_after, on_ev
     with Checkpoints(workdir / "checkpoints", keep=training.keep) as checkpoints:
         if placement.writes:
             facts = {"name": corpus.name, "size": corpus.size, "sha256": corpus.sha256}
-            folder.claim(run, workdir, facts, resuming=bool(checkpoints.steps()))
+            resuming = bool(checkpoints.steps())
+            folder.claim(run, workdir, facts, resuming=resuming)
+            saved.claim(workdir, vocabulary, resuming=resuming)
         shapes = nnx.eval_shape(lambda: _model(run))
         graphdef = nnx.split(shapes)[0]
         state = placement.state(lambda: initial_state(run))
@@ -131,7 +135,7 @@ def _train(run, workdir, corpus, placement, objective, *, bar, stop_after, on_ev
                 report = jax.device_get(report)
                 seconds = shown.stop(after - step)
                 lines = folder.lines_of(
-                    report, step, after, seconds, checkpoints.steps()
+                    report, step, after, seconds, checkpoints.steps(), vocabulary
                 )
                 shown.show(lines[-1])
                 saves = after == last or after % training.checkpoint_every == 0
@@ -155,11 +159,7 @@ def _train(run, workdir, corpus, placement, objective, *, bar, stop_after, on_ev
 
 def load_corpus(run: RunConfig) -> data.Corpus:
     """Returns the text that `run.data` says."""
-    return data.load(
-        run.data.source,
-        held_out_fraction=run.data.held_out_fraction,
-        max_bytes=run.data.max_bytes,
-    )
+    return run.data.load()
 
 
 def _model(run: RunConfig) -> TransformerXL:
@@ -195,10 +195,11 @@ def make_batches(
     """
     training = run.training
     sizes = (corpus.train, training.batch, training.length)
+    documents = corpus.train_documents if run.data.documents else None
     if run.data.order == "lanes":
-        batches = data.Lanes(*sizes)
+        batches = data.Lanes(*sizes, documents=documents)
     else:
-        batches = data.Windows(*sizes, seed=training.seed)
+        batches = data.Windows(*sizes, seed=training.seed, documents=documents)
     if run.model.bidirectional:
         masking = Masking(run.model.vocabulary - 1, run.data.masked_fraction)
         return Masked(batches, masking, training.seed)

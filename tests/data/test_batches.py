@@ -1,3 +1,6 @@
+import grain
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
@@ -193,3 +196,95 @@ def test_a_memory_map_is_read_in_slices(tmp_path, kind):
     batch = mapped.batch(9)
     jax.tree.map(np.testing.assert_array_equal, batch, kind(STREAM, 4, 5).batch(9))
     assert not isinstance(batch.inputs, np.memmap)
+
+
+@pytest.mark.parametrize("kind", [Lanes, lambda *a, **k: Windows(*a, seed=4, **k)])
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    rows=st.integers(1, 4),
+    processes=st.integers(1, 4),
+    length=st.integers(1, 7),
+    size=st.integers(40, 130),
+    step=st.integers(0, 30),
+    starts=st.sets(st.integers(0, 39)),
+)
+def test_processes_read_each_row_once(
+    kind, rows, processes, length, size, step, starts
+):
+    """What all processes read together is the global batch: none shared, none lost."""
+    tokens = np.arange(size, dtype=np.uint8)
+    batch = rows * processes
+    if size < batch * length + 1:
+        return
+    documents = np.array(sorted(starts), np.int64)
+    whole = kind(tokens, batch, length, documents=documents)
+    parts = [whole.sharded(index, processes) for index in range(processes)]
+    read = [part.batch(step) for part in parts]
+    assert all(part.inputs.shape == (rows, length) for part in read)
+    together = jax.tree.map(lambda *arrays: np.concatenate(arrays), *read)
+    jax.tree.map(np.testing.assert_array_equal, together, whole.batch(step))
+    assert len({part.steps_per_epoch for part in parts}) == 1
+    if isinstance(whole, Lanes):  # in an epoch each token is read once, by one process
+        steps = whole.steps_per_epoch
+        seen = np.concatenate([p.stack(0, steps).targets.ravel() for p in parts])
+        np.testing.assert_array_equal(np.sort(seen), np.arange(1, seen.size + 1))
+        assert 0 <= size - 1 - seen.size < batch * length
+
+
+def test_documents_have_segments_of_their_own():
+    documents = np.array([0, 5, 6, 20, 50])
+    lanes = Lanes(STREAM, 3, 4, documents=documents)
+    steps = lanes.stack(0, 2 * lanes.steps_per_epoch)
+    # By token and epoch, whatever row or step it is read in.
+    inputs, segments = steps.inputs.reshape(2, -1), steps.at.segment.reshape(2, -1)
+    for epoch in range(2):
+        expected = np.array([(documents <= i).sum() for i in inputs[epoch]])
+        np.testing.assert_array_equal(segments[epoch], 1 + 6 * epoch + expected)
+    # A document's first token follows from nothing, so it has no weight.
+    no_weight = np.unique(steps.targets[steps.weight == 0])
+    assert no_weight.tolist() == [5, 6, 20, 50]
+    plain = Lanes(STREAM, 3, 4).stack(0, lanes.steps_per_epoch)
+    np.testing.assert_array_equal(
+        plain.at.position, steps.at.position[: lanes.steps_per_epoch]
+    )
+    assert (plain.weight == 1).all()
+
+
+def test_windows_keep_documents_apart():
+    windows = Windows(STREAM, 4, 7, seed=3, documents=np.array([0, 10, 11, 60]))
+    batch = windows.batch(5)
+    same = batch.at.segment[:, :1] == batch.at.segment
+    first = np.array([0, 10, 11, 60])
+    document = np.searchsorted(first, batch.inputs, side="right")
+    np.testing.assert_array_equal(same, document == document[:, :1])
+    assert (batch.at.segment > 0).all()
+
+
+def test_segment_ids_stay_positive_after_many_epochs():
+    lanes = Lanes(STREAM, 3, 4, documents=np.arange(100))
+    step = 10**9 * lanes.steps_per_epoch
+    batch = lanes.batch(step)
+    assert batch.at.segment.dtype == np.int32
+    assert (batch.at.segment > 0).all()
+    assert np.unique(batch.at.segment).size == batch.at.segment.size
+
+
+def test_documents_outside_the_text_are_refused():
+    for starts in ([-1], [0, 100], [5, 3]):
+        with pytest.raises(ValueError, match="documents must be places in the 100"):
+            Lanes(STREAM, 3, 4, documents=np.array(starts))
+
+
+def test_grain_reads_ahead_and_its_state_is_a_number():
+    """Batches are a map of the step, which is all that Grain needs."""
+    batches = Windows(STREAM, 4, 7, seed=3)
+    steps = grain.MapDataset.range(20).map(batches.batch)
+    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    read = iter(steps.to_iter_dataset(ahead))
+    for step in range(5):
+        found = next(read)
+        jax.tree.map(np.testing.assert_array_equal, found, batches.batch(step))
+    state = read.get_state()
+    again = iter(steps.to_iter_dataset(ahead))
+    again.set_state(state)
+    jax.tree.map(np.testing.assert_array_equal, next(again), batches.batch(5))

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from relpos_jax.data import corpora
+from relpos_jax.data import corpora, tokens
+from relpos_jax.data.text_files import Record
 
 
 def test_standard_library_is_text_in_a_fixed_order():
@@ -126,3 +127,101 @@ def test_real_prose(shared):
     corpus = corpora.load(f"file:{path}")
     assert corpus.size == path.stat().st_size == 1_115_394
     assert corpus.train[:14].tobytes() == b"First Citizen:"
+
+
+def test_words_of_a_file(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("the cat sat\non the mat\n" * 30 + "the dog\n")
+    where = dict(vocabulary="words", data_dir=tmp_path / "data")
+    corpus = corpora.load(f"file:{path}", **where)
+    words = corpus.vocabulary
+    # Cut between words, and `dog` stands in the held-out part alone.
+    assert words.words == ("<eos>", "<unk>", "the", "cat", "sat", "on", "mat")
+    both = [*corpus.train.tolist(), *corpus.held_out.tolist()]
+    whole = words.encode(path.read_bytes()).tolist()
+    border = corpus.train.size
+    # The part's last line ends, as every part's does.
+    assert both[: border - 1] == whole[: border - 1] and both[border - 1] == 0
+    assert both[border:] == whole[border - 1 :]
+    assert sum(corpus.text_bytes) == path.stat().st_size
+    assert corpus.train.dtype == np.uint8 and isinstance(corpus.train, np.memmap)
+    assert corpora.load(f"file:{path}", **where).sha256 == corpus.sha256
+    whole = corpora.load(f"file:{path}", held_out_fraction=0.0, **where)
+    assert "dog" in whole.vocabulary.words and not whole.held_out.size
+    some = corpora.load(f"file:{path}", max_bytes=100, **where)
+    assert some.vocabulary.decode(some.train) == b"the cat sat\non the mat\n" * 3 + (
+        b"the cat sat\non the\n"
+    )
+    assert sum(some.text_bytes) <= 100
+
+
+def test_another_file_of_the_name_has_tokens_of_its_own(tmp_path):
+    path, found = tmp_path / "text", []
+    for text in ("a b c d e f g h i a b a b", "a b c d e f g h i a b a c"):
+        path.write_text(text)
+        corpus = corpora.load(
+            f"file:{path}", vocabulary="words", data_dir=tmp_path / "data"
+        )
+        found.append(corpus.vocabulary.decode(corpus.held_out))
+    assert found == [b"a b\n", b"a c\n"]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 59, 60, 61])
+def test_a_split_of_characters_cuts_none(tmp_path, cut):
+    path = tmp_path / "text"
+    path.write_text("€" * 40)
+    corpus = corpora.load(
+        f"file:{path}",
+        held_out_fraction=cut / 120,
+        vocabulary="characters",
+        data_dir=tmp_path / "data",
+    )
+    assert corpus.held_out.size == -(-cut // 3)
+    assert corpus.size == 40
+    assert corpus.vocabulary.alphabet == "€"
+
+
+@pytest.mark.parametrize("unit", ["character", "word", "subword"])
+@pytest.mark.parametrize(
+    "text",
+    ["aé €\n" * 50, "é" * 200, "a" * 150 + " " + "b" * 20, "\n" * 100, "€ " * 80],
+)
+def test_pieces_are_whole_and_cut_where_they_may(monkeypatch, unit, text):
+    monkeypatch.setattr(tokens, "BLOCK", 64)
+    data = np.frombuffer(text.encode(), np.uint8)
+    records = list(tokens.pieces(data, unit))
+    assert b"".join(record.text for record in records) == text.encode()
+    assert [record.begins for record in records] == [True] + [False] * (
+        len(records) - 1
+    )
+    found = [record.text.decode() for record in records]
+    if unit != "character":
+        assert all(piece[-1].isspace() for piece in found[:-1])
+
+
+@pytest.mark.parametrize("index", range(0, 60, 7))
+@pytest.mark.parametrize("unit", ["byte", "character", "word"])
+def test_what_is_before_and_after_a_cut_is_the_whole(unit, index):
+    texts = ["aé €\n", "bc de ", "", "fgh i€"] * 3
+    records = [Record(text.encode(), True) for text in texts]
+    first = b"".join(r.text for r in tokens.before(iter(records), index, unit))
+    rest = list(tokens.after(iter(records), index, unit))
+    assert first + b"".join(r.text for r in rest) == "".join(texts).encode()
+    assert index - 8 <= len(first) <= index
+    assert rest[0].begins
+    if unit == "word":
+        assert not first or first[-1:].isspace() or len(first) in (11, 28)
+    assert unit == "byte" or first.decode() is not None
+
+
+def test_a_text_that_the_vocabulary_lacks_is_refused(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("abc ABC" * 10)
+    with pytest.raises(ValueError, match="part 'train'.*'A' .*alphabet of 27"):
+        corpora.load(f"file:{path}", vocabulary="text8", data_dir=tmp_path / "data")
+    path.write_bytes("naïve ".encode("latin-1") * 10)
+    for kind in ("words", "characters"):
+        with pytest.raises(ValueError, match="not UTF-8: byte 0xef at offset 2"):
+            corpora.load(f"file:{path}", vocabulary=kind, data_dir=tmp_path / "data")
+    with pytest.raises(ValueError, match="no split 'test': only sets of TFDS"):
+        corpora.load(f"file:{path}", held_out_split="test")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from relpos_jax.data import corpora, tfds_text
+from relpos_jax.data import corpora, tfds_text, tokens
 
 DOCUMENTS = {
     "train": [f"document {number}, é\nits end" for number in range(2500)],
@@ -211,7 +211,11 @@ def test_records_are_joined_only_as_far_as_needed():
             return [{"text": self[row]} for row in rows]
 
     source = Source(["ab", b"cd"] * 3000)
-    assert tfds_text._join(source, "text", None) == b"ab\ncd\n" * 2999 + b"ab\ncd"
+    records = tfds_text._records(source, "text")
+    text = b"".join(record.text for record in records)
+    assert text == b"ab\ncd\n" * 2999 + b"ab\ncd"
     source.read = 0
-    assert tfds_text._join(source, "text", 100)[:100] == (b"ab\ncd\n" * 20)[:100]
+    records = tokens.before(tfds_text._records(source, "text"), 100, "byte")
+    text = b"".join(record.text for record in records)
+    assert text == (b"ab\ncd\n" * 20)[:100]
     assert source.read == 1024

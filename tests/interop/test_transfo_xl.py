@@ -209,13 +209,16 @@ def test_an_imported_run_scores_as_stored(shared, tmp_path):
         text = np.concatenate([*ids, stored["in.next_ids.s2"][0, -1:]])
         wanted = sum(stored[f"out.nll.s{i}"][0].sum(dtype=float) for i in range(3))
     np.save(tmp_path / "text.npy", text)
-    text = runs.read_tokens(f"ids:{tmp_path / 'text.npy'}", config.vocabulary)
+    source = f"ids:{tmp_path / 'text.npy'}"
+    text = runs.read_text(source, tmp_path / "run", config.vocabulary).tokens
     language = perplexity.Language.of(graphdef, restored)
     score = runs.score(language, text, 8, config.memory_length)
     assert score.tokens == 24
     assert score.nll == pytest.approx(wanted, abs=1e-3)
     with pytest.raises(ValueError, match="not below 7"):
-        runs.read_tokens(f"ids:{tmp_path / 'text.npy'}", 7)
+        runs.read_text(source, tmp_path / "run", 7)
+    with pytest.raises(ValueError, match="no vocabulary.json.*--vocabulary=saved"):
+        runs.read_text("stdlib", tmp_path / "run", config.vocabulary)
 
 
 def test_another_memory_at_evaluation():
