@@ -1,7 +1,7 @@
 """Transformer-XL on enwik8, bytes (Dai et al. 2019, table 2).
 
-    python -m experiments.train --config=configs/enwik8.py:base --workdir=runs/enwik8 \
-        --config.data.source=file:PATH/enwik8
+    python -m experiments.prepare_data --dataset=enwik8
+    python -m experiments.train --config=configs/enwik8.py:base --workdir=runs/enwik8
 
 | variant | layers | parameters | published, bits per character |
 |---|---|---|---|
@@ -15,8 +15,8 @@ the published count. The released vocabulary has 204 ids, the byte values that o
 ours has all 256, 26,676 (base) or 53,300 (large) parameters more, which the printed
 digits do not show.
 
-The file has 10^8 bytes (mattmahoney.net/dc/textdata), of which the last 10% are
-validation and test, 5% each. Published evaluation: segments of 80 with a memory of
+The set has 10^8 bytes (docs/data.md), of which the last 10% are validation and test, 5%
+each. Published evaluation: segments of 80 with a memory of
 2100 and distances clamped at 820 (base); 128, 3800 and 1000 (large); same_length.
 
 Hardware: a GPU of 16 GB for `base`. One step of it at batch 22 needs 13.4 GB for
@@ -57,4 +57,4 @@ def get_config(variant: str = "base") -> ml_collections.ConfigDict:
       ValueError: an unknown variant.
     """
     model, training = released.choose(VARIANTS, variant)
-    return released.build("file:enwik8", model, training)
+    return released.build(dict(source="tfds:enwik8"), model, training)

@@ -8,8 +8,8 @@
 | base | 18 | 0.47 B (printed: 0.46 B) | 23.5 (table 4) |
 | large | 24 | 0.8 B | 21.8 (table 4) |
 
-The command needs a word vocabulary, which `relpos_jax.data` does not have yet: the
-sizes are here to be counted and imported into.
+The vocabulary is a file, `1b_word_vocab.txt`, looked for where the command is
+started: docs/data.md says where it and the data are from.
 
 The released scripts for PyTorch and TensorFlow differ (kimiyoung/transformer-xl, issue
 102). No projection is tied in either. Whether the tables are follows from the printed
@@ -62,4 +62,9 @@ def get_config(variant: str = "base") -> ml_collections.ConfigDict:
     adaptive = configs.section(
         AdaptiveConfig, cutoffs=CUTOFFS, div_val=4, tie_projections=(False,) * 4
     )
-    return released.build("tfds:lm1b", model | {"adaptive": adaptive}, training)
+    data = dict(
+        source="tfds:lm1b",
+        vocabulary="words:1b_word_vocab.txt",
+        vocabulary_size=VOCABULARY,
+    )
+    return released.build(data, model | {"adaptive": adaptive}, training)

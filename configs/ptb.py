@@ -1,5 +1,6 @@
 """Transformer-XL on Penn Treebank, 10,000 words: ours, since none was released.
 
+    python -m experiments.prepare_data --dataset=ptb
     python -m experiments.train --config=configs/ptb.py --workdir=runs/ptb
 
 Published: 24 M parameters, test perplexity 54.52 (Dai et al. 2019, table 5), with
@@ -8,7 +9,7 @@ released ("mainly a regularization game": kimiyoung/transformer-xl, issue 16). T
 sizes of ours with the published count and plain dropout. Nobody has trained them here;
 do not expect the published figure.
 
-The command needs a word vocabulary, which `relpos_jax.data` does not have yet.
+Where the data are from: docs/data.md.
 
 Hardware: one GPU, hours (an estimate).
 """
@@ -34,6 +35,5 @@ def get_config(variant: str = "ours") -> ml_collections.ConfigDict:
     sizes = dict(layers=12, width=400, heads=10, head_dim=40, feedforward=1100)
     variants = {"ours": (sizes | dict(dropout=0.4),)}
     training = dict(length=70, batch=20, steps=40_000, weight_decay=1e-5)
-    return released.build(
-        "file:ptb.train.txt", *released.choose(variants, variant), training
-    )
+    data = dict(source="tfds:ptb", vocabulary="words", vocabulary_size=10_000)
+    return released.build(data, *released.choose(variants, variant), training)

@@ -18,19 +18,19 @@ from relpos_jax.training.config import TrainingConfig
 
 
 def build(
-    source: str, model: dict, training: dict, *, untie: bool = False
+    data: dict, model: dict, training: dict, *, untie: bool = False
 ) -> ml_collections.ConfigDict:
     """Returns a config.
 
     Args:
-      source: `data.source`.
+      data: `source` and `vocabulary`, and what differs.
       model: sizes, and what differs; `memory_length` is the training segment's unless
         it is among them.
       training: length, batch, steps, and what differs.
       untie: u and v of each layer its own (TensorFlow's scripts for words).
     """
     config = ml_collections.ConfigDict()
-    config.data = configs.section(DataConfig, source=source, order="lanes")
+    config.data = configs.section(DataConfig, **(dict(order="lanes") | data))
     defaults = dict(
         norm="post",
         final_norm=False,

@@ -1,7 +1,7 @@
 """Transformer-XL on text8, 26 letters and the space (Dai et al. 2019, table 3).
 
-    python -m experiments.train --config=configs/text8.py:large --workdir=runs/text8 \
-        --config.data.source=file:PATH/text8
+    python -m experiments.prepare_data --dataset=text8
+    python -m experiments.train --config=configs/text8.py:large --workdir=runs/text8
 
 | variant | layers | parameters | published, bits per character |
 |---|---|---|---|
@@ -9,7 +9,7 @@
 | large | 24 | 277 M | 1.08 (table 3) |
 
 Sizes, lengths and training are those of `configs/enwik8.py`, as in the released
-scripts. Tokens are bytes here, 256 ids instead of the 27 that occur.
+scripts. Where the data are from: docs/data.md.
 
 Hardware: as for enwik8.
 """
@@ -34,4 +34,5 @@ def get_config(variant: str = "large") -> ml_collections.ConfigDict:
       ValueError: an unknown variant.
     """
     sizes = {name: enwik8.VARIANTS[name] for name in PUBLISHED}
-    return released.build("file:text8", *released.choose(sizes, variant))
+    data = dict(source="tfds:text8", vocabulary="text8")
+    return released.build(data, *released.choose(sizes, variant))

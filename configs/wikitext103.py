@@ -1,5 +1,6 @@
 """Transformer-XL on WikiText-103, 267,735 words (Dai et al. 2019, table 1).
 
+    python -m experiments.prepare_data --dataset=wikitext103
     python -m experiments.train --config=configs/wikitext103.py:base \
         --workdir=runs/wikitext103
 
@@ -9,9 +10,8 @@
 | large | 18 | 285 M, see below | 18.3 (table 1) |
 | large_16 | 16 | 257 M | the count that table 1 prints for large |
 
-The command needs a word vocabulary, which `relpos_jax.data` does not have yet: the
-sizes are here to be counted, imported into (`experiments.import_checkpoint`) and
-evaluated.
+Where the data are from, and how words are counted: docs/data.md. The test set is
+evaluated by `experiments.evaluate --source=tfds:wikitext103 --split=test`.
 
 Table 1 prints 257 M for large, but the sizes of the released script count 285 M. With
 16 layers and all projections tied they count 256.9 M: `large_16`, which is in no paper.
@@ -69,7 +69,10 @@ def get_config(variant: str = "base") -> ml_collections.ConfigDict:
     """
     model, training, clusters = released.choose(VARIANTS, variant)
     adaptive = configs.section(AdaptiveConfig, cutoffs=CUTOFFS, **clusters)
-    source = "file:wikitext-103"
+    words = dict(vocabulary="words", vocabulary_size=VOCABULARY)
     return released.build(
-        source, model | {"adaptive": adaptive}, training, untie=variant != "base"
+        dict(source="tfds:wikitext103") | words,
+        model | {"adaptive": adaptive},
+        training,
+        untie=variant != "base",
     )
