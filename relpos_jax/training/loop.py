@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from relpos_jax import data
 from relpos_jax.config import RunConfig
+from relpos_jax.data import saved
 from relpos_jax.data.masking import Masked, Masking
 from relpos_jax.models import TransformerXL, build
 from relpos_jax.positional.positions import PositionSampler
