@@ -23,6 +23,7 @@ from relpos_jax.data import Corpus, load
 from relpos_jax.data.tokens import known
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.training.config import TrainingConfig
+from relpos_jax.training.mesh import MeshConfig
 
 T = TypeVar("T")
 Section = ml_collections.ConfigDict | Mapping  # a ConfigDict is no Mapping
@@ -87,6 +88,7 @@ class RunConfig:
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig
+    mesh: MeshConfig = MeshConfig()
 
     def __post_init__(self):
         memory = self.model.memory_length
@@ -193,8 +195,8 @@ def build(config: Section, *, others: tuple[str, ...] = ()) -> RunConfig:
     """Returns the run that a config describes.
 
     Args:
-      config: sections `data`, `model` and `training`; `model.position` has a `name`
-        and `knobs`. A section left out is all defaults.
+      config: sections `data`, `model`, `training` and `mesh`; `model.position` has a
+        `name` and `knobs`. A section left out is all defaults.
       others: names of further sections that the caller takes for itself.
 
     Raises:
@@ -203,16 +205,18 @@ def build(config: Section, *, others: tuple[str, ...] = ()) -> RunConfig:
       TypeError: a value of the wrong type.
     """
     config = _plain(config)
-    _refuse_unknown(config, ["data", "model", "training", *others], "")
+    _refuse_unknown(config, ["data", "model", "training", "mesh", *others], "")
     training = take(config.get("training", {}), TrainingConfig, "training")
     data = take(config.get("data", {}), DataConfig, "data")
+    mesh = take(config.get("mesh", {}), MeshConfig, "mesh")
     model = _plain(config.get("model", {}))
     given = {
         # An encoder has one more id, which stands for hidden tokens.
         "vocabulary": data.ids + bool(model.get("bidirectional")),
         "position": _position(model.pop("position", {"name": "rope"})),
     }
-    return RunConfig(data, take(model, ModelConfig, "model", **given), training)
+    model = take(model, ModelConfig, "model", **given)
+    return RunConfig(data, model, training, mesh)
 
 
 def resolved(run: Any) -> Any:

@@ -21,6 +21,7 @@ from relpos_jax.training.checkpoints import Checkpoints
 from relpos_jax.training.config import TrainingConfig
 from relpos_jax.training.objectives import NextToken, Objective
 from relpos_jax.training.placement import Placement
+from relpos_jax.training.sharded import placement_of
 from relpos_jax.training.state import TrainState, initial, key_for
 from relpos_jax.training.step import make_train_call
 from relpos_jax.training.watch import Bar, Terminated
@@ -56,7 +57,7 @@ def train(
     stop_after: int | None = None,
     on_eval: Callable[[TrainResult], Mapping[str, float] | None] | None = None,
     objective: Objective = NextToken(),
-    placement: Placement = Placement(),
+    placement: Placement | None = None,
 ) -> TrainResult:
     """Trains a model, or goes on training it where `workdir` says that it stopped.
 
@@ -77,7 +78,8 @@ def train(
       on_eval: is called at each checkpoint with the model so far, whose parameters it
         must not keep; the floats it returns join that step's line of `metrics.jsonl`.
       objective: what a step minimises.
-      placement: where arrays live, and what this process reads and writes.
+      placement: where arrays live, and what this process reads and writes; None for
+        what `run.mesh` says.
 
     Returns:
       The model after the last step.
@@ -88,6 +90,8 @@ def train(
       FloatingPointError: the loss or the gradient isn't finite; names the step. The
         last checkpoint is from before it.
     """
+    if placement is None:
+        placement = placement_of(run)
     with placement.context():
         return _train(
             run,

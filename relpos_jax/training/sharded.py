@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -122,3 +122,21 @@ class Sharded(Placement):
         if jax.process_count() == 1:
             return flag
         return bool(multihost_utils.process_allgather(np.asarray(flag)).any())
+
+
+def placement_of(run: Any) -> Placement:
+    """Returns where a run lives: on the mesh that `run.mesh` makes of all devices.
+
+    Args:
+      run: a `RunConfig`.
+
+    Raises:
+      ValueError: a mesh that the devices don't make up.
+      UnevenSharding: a size of the run that the mesh doesn't divide.
+    """
+    if all(size == 1 for size in run.mesh.sizes(jax.device_count()).values()):
+        return Placement()
+    mesh, training = run.mesh.make(), run.training
+    sizes = sharding.sizes_of(run.model, training.batch, training.length)
+    sharding.check(sizes, mesh)
+    return Sharded(mesh)
