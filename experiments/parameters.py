@@ -1,25 +1,24 @@
 """Counts the parameters of every published model beside what its paper prints.
 
-    python -m experiments.parameters
+    python -m experiments.parameters [--devices=256]
 
 Counts come from shapes alone, nothing is allocated. Exits with 1 where a count differs
 in the printed digits and nobody knows why; with --strict, where it differs at all.
+With --devices it prints what each of so many devices would hold of every configuration
+instead, on the mesh that leaves least on each; the batch must be a multiple of `rows`.
 """
+
+import importlib
 
 from absl import app, flags
 
-from configs import (
-    alibi_wikitext103,
-    enwik8,
-    one_billion_word,
-    ptb,
-    text8,
-    wikitext103,
-)
-from relpos_jax.report import parameters
+import configs
+from relpos_jax.report import devices, parameters
 
-FILES = (enwik8, text8, wikitext103, one_billion_word, ptb, alibi_wikitext103)
+_NAMES = "enwik8 text8 wikitext103 one_billion_word ptb alibi_wikitext103"
+FILES = tuple(importlib.import_module(f"configs.{name}") for name in _NAMES.split())
 STRICT = flags.DEFINE_bool("strict", False, "Fail where a difference is explained too.")
+DEVICES = flags.DEFINE_integer("devices", 0, "Devices to divide the models among.")
 
 
 def counts() -> list[parameters.Count]:
@@ -37,12 +36,7 @@ def counts() -> list[parameters.Count]:
 
 def show(rows: list[parameters.Count], strict: bool) -> bool:
     """Prints a table; returns whether every count is as it should be."""
-    print("| config | count | ours | published | verdict | result |")
-    print("|---|---|---|---|---|---|")
-    for row in rows:
-        said = row.published
-        cells = (row.printed, said.parameters, row.verdict, said.figure)
-        print(f"| {row.name} | {row.count:,} | {' | '.join(cells)} |")
+    print(parameters.table(rows))
     for row in rows:
         if row.published.note and not row.equal:
             print(f"{row.name}: {row.published.note}")
@@ -52,7 +46,10 @@ def show(rows: list[parameters.Count], strict: bool) -> bool:
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"what is {argv[1]!r}? Options look like --name=value.")
-    if not show(counts(), STRICT.value):
+    if DEVICES.value > 0:
+        found = devices.models(configs)
+        print(devices.table([devices.share(*run, DEVICES.value) for run in found]))
+    elif not show(counts(), STRICT.value):
         raise SystemExit(1)
 
 

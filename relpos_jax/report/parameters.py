@@ -91,3 +91,16 @@ def compare(name: str, config: ConfigDict, published: Published) -> Count:
     """Returns a configuration's count beside the published one; allocates nothing."""
     count = count_parameters(model_of(config, published.vocabulary))
     return Count(name, count, like(count, published.parameters), published)
+
+
+def table(rows: list[Count]) -> str:
+    """Returns the counts as a Markdown table."""
+    lines = [
+        "| config | count | ours | published | verdict | result |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        said = row.published
+        cells = (row.printed, said.parameters, row.verdict, said.figure)
+        lines.append(f"| {row.name} | {row.count:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -58,6 +58,8 @@ PARAMETERS: tuple[tuple[str, tuple[Axes, ...]], ...] = (
     (r"attention[^/]*/(query|key|value)/kernel$", (("width", "heads", None),)),
     (r"attention[^/]*/(query|key|value)/bias$", (("heads", None),)),
     (r"attention[^/]*/output/kernel$", (("heads", None, "width"),)),
+    (r"^transform/kernel$", ((None, "width"),)),  # of an encoder's head
+    (r"^transform/bias$", _WHOLE),
     (r"feedforward[^/]*/(inner|gate)/kernel$", (("width", "units"),)),
     (r"feedforward[^/]*/(inner|gate)/bias$", (("units",),)),
     (r"feedforward[^/]*/outer/kernel$", (("units", "width"),)),
@@ -174,9 +176,11 @@ def optimiser_shardings(
         name = path_name(path)
         if math.prod(leaf.shape) <= 1:
             return NamedSharding(mesh, jax.P())
-        owners = [own for own in known if name == own or name.endswith("/" + own)]
-        if owners:
-            shape, spec = known[max(owners, key=len)]
+        steps = name.split("/")
+        ends = ("/".join(steps[start:]) for start in range(len(steps)))
+        owner = next((end for end in ends if end in known), None)  # the longest
+        if owner is not None:
+            shape, spec = known[owner]
             kept = _kept_axes(name, shape, leaf.shape)
             if kept is not None:
                 return NamedSharding(mesh, jax.P(*(spec[axis] for axis in kept)))

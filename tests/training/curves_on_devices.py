@@ -116,7 +116,7 @@ def main() -> None:
             assert found.shape == (steps,)
             if wanted is None:
                 wanted = found
-                print(f"1 device: loss {found[0]:.6f} at first, {found[-1]:.6f} at last")
+                print(f"1 device: first loss {found[0]:.6f}, last {found[-1]:.6f}")
                 continue
             difference = np.max(np.abs(found - wanted) / np.abs(wanted))
             print(f"{name}: largest relative difference {difference:.1e}", flush=True)
