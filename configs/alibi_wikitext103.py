@@ -74,4 +74,5 @@ def get_config(position: str = "alibi") -> ml_collections.ConfigDict:
         checkpoint_every=4000,
         log_every=200,
     )
+    config.mesh = configs.section(configs.MeshConfig)
     return config

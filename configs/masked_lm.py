@@ -39,4 +39,5 @@ def get_config(position: str = "t5_bidirectional") -> ml_collections.ConfigDict:
         warmup=100,
         checkpoint_every=250,
     )
+    config.mesh = configs.section(configs.MeshConfig)
     return config

@@ -39,4 +39,5 @@ def get_config(position: str = "rope") -> ml_collections.ConfigDict:
         warmup=40,
         checkpoint_every=100,
     )
+    config.mesh = configs.section(configs.MeshConfig)
     return config

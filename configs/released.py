@@ -55,6 +55,7 @@ def build(
         log_every=200,
     )
     config.training = configs.section(TrainingConfig, **(defaults | training))
+    config.mesh = configs.section(configs.MeshConfig)
     return config
 
 

@@ -115,7 +115,13 @@ def test_memory_is_cut_by_rows_slots_and_width():
     assert specs["hidden"] == jax.P(None, batch, ("sequence",), ("tensor",))
     assert specs["at/position"] == jax.P(batch, ("sequence",))
     cache = KeyValueCache.empty(1, 4, 8, 4, 8, jnp.float32, features=2)
-    specs = specs_of(cache, rules=sharding.MEMORY)
+    leaves = jax.tree_util.tree_leaves_with_path(cache)
+    specs = {
+        path_name(path): sharding.spec_of(
+            path_name(path), leaf.shape, MESH, sharding.MEMORY
+        )
+        for path, leaf in leaves
+    }
     assert specs["keys/0"] == jax.P(batch, ("tensor",), None, None)
     assert specs["cursor"] == jax.P()
 
