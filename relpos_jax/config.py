@@ -12,16 +12,18 @@ import os
 import pathlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 import ml_collections
 from ml_collections import config_dict
 
 from relpos_jax import positional
+from relpos_jax.attention.patterns import PATTERNS
 from relpos_jax.data import Corpus, load
 from relpos_jax.data.tokens import known
-from relpos_jax.models.config import ModelConfig
+from relpos_jax.masks import Mask
+from relpos_jax.models.config import Hierarchy, ModelConfig
 from relpos_jax.training.config import TrainingConfig
 from relpos_jax.training.mesh import MeshConfig
 
@@ -158,6 +160,34 @@ def position(name: str, **knobs: Any) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict({"name": name, "knobs": fields})
 
 
+def pattern(name: str, **knobs: Any) -> ml_collections.ConfigDict:
+    """Returns the section of a sparse pattern, for `model.pattern`.
+
+    Args:
+      name: a name of `attention.patterns.PATTERNS`; as that of an encoding, it can't be
+        overridden later.
+      **knobs: fields of the pattern.
+
+    Raises:
+      ValueError: an unknown name or knob, naming the nearest known one.
+    """
+    _refuse_unknown([name], list(PATTERNS), "model.pattern")
+    fields = section(PATTERNS[name], **knobs)
+    return ml_collections.ConfigDict({"name": name, "knobs": fields})
+
+
+def hierarchy(
+    segment: int, position: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+    """Returns the section of a second level of attention, for `model.hierarchy`.
+
+    Args:
+      segment: positions a segment.
+      position: what `position` returned, for the encoding across segments.
+    """
+    return ml_collections.ConfigDict({"segment": segment, "position": position})
+
+
 def take(config: Section, cls: type[T], path: str, **given: Any) -> T:
     """Returns the dataclass that a config section describes.
 
@@ -214,6 +244,8 @@ def build(config: Section, *, others: tuple[str, ...] = ()) -> RunConfig:
         # An encoder has one more id, which stands for hidden tokens.
         "vocabulary": data.ids + bool(model.get("bidirectional")),
         "position": _position(model.pop("position", {"name": "rope"})),
+        "pattern": take_pattern(model.pop("pattern", None)),
+        "hierarchy": take_hierarchy(model.pop("hierarchy", None), _position),
     }
     model = take(model, ModelConfig, "model", **given)
     return RunConfig(data, model, training, mesh)
@@ -226,6 +258,9 @@ def resolved(run: Any) -> Any:
         values = {name: resolved(getattr(run, name)) for name in names}
         if isinstance(run, positional.PositionEncoding):
             return {"name": type(run).__name__, **values}
+        if isinstance(run, Mask):
+            names = [name for name, cls in PATTERNS.items() if cls is type(run)]
+            return {"name": names[0], "knobs": values}
         return values
     if isinstance(run, (list, tuple)):
         return [resolved(item) for item in run]
@@ -289,6 +324,31 @@ def _position(
             place = f"model.position.knobs.{key}"
             knobs[key] = _coerce(knobs[key], hints[key], place)
     return positional.make(name, **knobs)
+
+
+def take_pattern(config: Section | list | None) -> Mask | tuple[Mask, ...] | None:
+    """Returns the mask that `pattern`'s section describes, or a tuple of a list."""
+    if config is None:
+        return None
+    if isinstance(config, (list, tuple)):
+        return tuple(take_pattern(part) for part in config)
+    config = _plain(config)
+    _refuse_unknown(config, ["name", "knobs"], "model.pattern")
+    name = config.get("name")
+    _refuse_unknown([name], list(PATTERNS), "model.pattern.name")
+    knobs = config.get("knobs") or {}
+    return take(knobs, PATTERNS[name], "model.pattern.knobs")
+
+
+def take_hierarchy(config: Section | None, read: Callable) -> Hierarchy | None:
+    """Returns what `hierarchy`'s section describes; `read` turns its `position`."""
+    if config is None:
+        return None
+    values = _plain(config)
+    if "position" not in values:
+        raise ValueError("config.model.hierarchy.position has no value: set it")
+    encoding = read(values.pop("position"))
+    return take(values, Hierarchy, "model.hierarchy", position=encoding)
 
 
 def _refuse_unknown(keys, known: list[str], path: str) -> None:

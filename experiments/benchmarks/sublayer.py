@@ -9,6 +9,7 @@ from absl import flags
 
 from relpos_jax import positional, where
 from relpos_jax.attention import attend
+from relpos_jax.masks import Causal, Mask
 from relpos_jax.positional import Dims, merge
 from relpos_jax.relative import Layout
 
@@ -33,7 +34,14 @@ def inputs(name: str, length: int) -> tuple:
     return (params, *qkv, x)
 
 
-def gradient(name: str, length: int, implementation: str, *, blocks=None):
+def gradient(
+    name: str,
+    length: int,
+    implementation: str,
+    *,
+    blocks=None,
+    mask: Mask = Causal(),
+):
     """Returns a function of `inputs`: forward pass, and gradients by all of them."""
     encoding = positional.make(name)
     at = where.contiguous(BATCH.value, length)
@@ -47,6 +55,7 @@ def gradient(name: str, length: int, implementation: str, *, blocks=None):
             v,
             at,
             at,
+            mask=mask,
             features=encoding.features(params, x),
             layout=Layout(),
             implementation=implementation,

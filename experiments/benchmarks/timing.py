@@ -48,7 +48,7 @@ def table(results: dict) -> str:
 
 
 def against(base: tuple, other: tuple, *, rounds: int) -> dict:
-    """Returns the other's seconds, its ratio to the base and its temporary bytes.
+    """Returns the other's seconds, their ratio to the base's, and temporary bytes.
 
     The ratio is the median of the ratios of pairs of calls made one after the other.
 
@@ -75,4 +75,5 @@ def against(base: tuple, other: tuple, *, rounds: int) -> dict:
         "seconds": statistics.median(seconds),
         "ratio": statistics.median(ratios),
         "temp_bytes": compiled[1][0].memory_analysis().temp_size_in_bytes,
+        "base_temp_bytes": compiled[0][0].memory_analysis().temp_size_in_bytes,
     }

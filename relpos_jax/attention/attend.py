@@ -5,13 +5,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from relpos_jax.attention import core
-from relpos_jax.attention.blockwise import Plan, attend_blockwise
+from relpos_jax.attention.blockwise import Plan
 from relpos_jax.attention.core import Operands
 from relpos_jax.attention.dense import attend_dense
+from relpos_jax.attention.patterns import check_sense
 from relpos_jax.attention.ring import Ring, attend_ring, ring_size, steps_needed
+from relpos_jax.attention.strips import (
+    attend_strips,
+    default_blocks,
+    has_vectors,
+    with_rows,
+)
 from relpos_jax.masks import Causal, Mask
 from relpos_jax.positional.protocol import Params, PositionEncoding, merge
-from relpos_jax.relative import Layout, descending, holds
+from relpos_jax.relative import Layout, holds
 from relpos_jax.where import Where
 
 IMPLEMENTATIONS = ("auto", "blockwise", "dense", "pairs", "ring")
@@ -46,7 +53,8 @@ def attend(
       params: its parameters (a layer's own joined with the shared ones).
       q, k, v: queries, keys and values; keys are not rotated yet.
       q_at, k_at: where queries and keys stand.
-      mask: which distances attend; documents and padding are always kept apart.
+      mask: which pairs attend, see `masks` and `attention.patterns`; documents and
+        padding are always kept apart.
       features: what the encoding's `features` hook returned for the keys' tokens.
       layout: what is known about positions when the program is compiled (see `Layout`);
         None if nothing, which is right for any positions but evaluates tables for every
@@ -59,11 +67,12 @@ def attend(
 
     Raises:
       ValueError: shapes that do not fit together, an unknown implementation, a ring
-        without a mesh, or (when
-        not traced) positions that contradict the layout. When traced, rows that
-        contradict it are NaN.
+        without a mesh, a mask that makes no sense with the encoding (see
+        `patterns.check_sense`), or (when not traced) positions that contradict the
+        layout. When traced, rows that contradict it are NaN.
     """
     _check(q, k, v, q_at, k_at, implementation)
+    check_sense(encoding, mask)
     good = None
     if layout is not None:
         good = holds(layout, q_at, k_at)
@@ -88,67 +97,30 @@ def attend(
         implementation = "dense" if queries * keys <= DENSE_BELOW else "blockwise"
         if 1 < ring_size() <= queries:
             implementation = "ring"
-    if implementation == "pairs" or (layout is not None and not layout.unit):
-        diagonal = False
-    else:
-        diagonal = layout is not None
-
-    rows = None
-    operands = Operands(q, k, v, turned_q, turned_k, rows, params, q_data, k_data)
-    if implementation in ("blockwise", "ring"):
-        pieces = ring_size() if implementation == "ring" else 1
-        wide = encoding.saturation() is None and _has_vectors(encoding, params)
+    unit = layout is not None and layout.unit
+    operands = Operands(q, k, v, turned_q, turned_k, None, params, q_data, k_data)
+    if implementation == "blockwise":
+        out = attend_strips(encoding, mask, scale, layout, operands, q_at, k_at, blocks)
+    elif implementation == "ring":
+        pieces = ring_size()
+        wide = encoding.saturation() is None and has_vectors(encoding, params)
         here = -(-queries // pieces), -(-keys // pieces)
         blocks = blocks or default_blocks(*here, wide)
         if encoding.whole_rows:
             blocks = (blocks[0], keys)
         plan = Plan(encoding, mask, scale, layout, *blocks)
         operands, q_at, k_at = _pad(plan, operands, q_at, k_at, pieces)
-        if implementation == "ring":
-            out = attend_ring(_ring(plan, operands, pieces), operands, q_at, k_at)
-        else:
-            if diagonal:
-                operands = _with_rows(encoding, operands, layout)
-            out = attend_blockwise(plan, operands, q_at, k_at)
+        out = attend_ring(_ring(plan, operands, pieces), operands, q_at, k_at)
         out = out[:, :queries]
     else:
-        if diagonal:
-            operands = _with_rows(encoding, operands, layout)
+        if unit and implementation == "dense":
+            operands = with_rows(encoding, operands, layout)
         operands = core.with_heads_first(operands)
         out = attend_dense(encoding, mask, scale, operands, q_at, k_at)
         out = jnp.swapaxes(out, 1, 2)
     if good is not None:
         out = jnp.where(good[:, None, None, None], out, jnp.nan)
     return out.astype(v.dtype)
-
-
-def default_blocks(queries: int, keys: int, wide: bool) -> tuple[int, int]:
-    """Returns the block sizes to use for these lengths.
-
-    Large ones keep both cores of a small machine busy. A block needs `queries + keys -
-    1` rows of a table: where they are vectors, and no block can do with one row, wide
-    blocks of few queries waste fewer products (measured by experiments.benchmarks).
-    """
-    most = (128, 512) if wide else (512, 256)
-    return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
-
-
-def _has_vectors(encoding: PositionEncoding, params: Params) -> bool:
-    distance = jax.ShapeDtypeStruct((1,), jnp.int32)
-    table = jax.eval_shape(encoding.table, params, distance)
-    return any(row.ndim == 3 for row in jax.tree.leaves(table))
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
-
-
-def _with_rows(encoding, operands: Operands, layout: Layout) -> Operands:
-    """Evaluates the table once a distance, from the highest down."""
-    queries, keys = operands.q.shape[1], operands.k.shape[1]
-    distance = descending(queries - 1 + layout.offset, queries + keys - 1)
-    table = encoding.table(operands.params, distance)
-    return operands._replace(rows=core.heads_first(table, 1))
 
 
 def _ring(plan: Plan, operands: Operands, size: int) -> Ring:

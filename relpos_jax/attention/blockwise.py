@@ -32,6 +32,8 @@ class Plan(NamedTuple):
     layout: Layout | None
     q_block: int
     k_block: int
+    spacing: int = 1  # distance of neighbouring columns, where the layout is unit
+    search: bool = False  # leave out blocks by what stands in them, see `search`
 
 
 def block_pairs(plan: Plan, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,12 +55,41 @@ def block_pairs(plan: Plan, queries: int, keys: int) -> tuple[np.ndarray, np.nda
                     # Only the sign of the distance is known, not how large it is.
                     low = -math.inf if low < 0 else 0
                     high = math.inf if high > 0 else min(high, 0) * 1e-9
+                low, high = low * plan.spacing, high * plan.spacing
                 if not plan.mask.keeps(low, high):
                     continue
             constant = known and end is not None and (low >= end or high <= -end)
             (far if constant else near).append((a, b))
     near, far = (np.asarray(x, np.int32).reshape(-1, 2) for x in (near, far))
     return near, far
+
+
+def search(plan: Plan, pairs: np.ndarray, q_at: Where, k_at: Where):
+    """Returns the same pairs, those that may hold a visible score first, and how many.
+
+    A block is judged by the ranges of its positions and documents, in any row of the
+    batch: too many may be found, but never too few.
+    """
+
+    def ranges(at: Where, size: int):
+        def ends(x):
+            x = x.reshape(x.shape[0], -1, size)
+            real = (at.segment != 0).reshape(x.shape)
+            # Blocks without a token have ends the wrong way round, and find nothing.
+            kind = jnp.iinfo if jnp.issubdtype(x.dtype, jnp.integer) else jnp.finfo
+            least, most = kind(x.dtype).min, kind(x.dtype).max
+            high = jnp.max(jnp.where(real, x, least), axis=2)
+            return jnp.min(jnp.where(real, x, most), axis=2), high
+
+        return [*ends(at.position), *ends(at.segment)]
+
+    q_low, q_high, *q_segments = (x[:, pairs[:, 0]] for x in ranges(q_at, plan.q_block))
+    k_low, k_high, *k_segments = (x[:, pairs[:, 1]] for x in ranges(k_at, plan.k_block))
+    found = (q_segments[0] <= k_segments[1]) & (k_segments[0] <= q_segments[1])
+    found &= plan.mask.touches(q_low, q_high, k_low, k_high)
+    found = jnp.any(found, axis=0)
+    order = jnp.argsort(~found, stable=True)
+    return jnp.asarray(pairs)[order], jnp.sum(found)
 
 
 def _cut(x, start, size):
@@ -85,11 +116,19 @@ def _add_rows(total, part, start):
     return jax.lax.dynamic_update_slice_in_dim(total, new, start, 1)
 
 
-def _scan(step, carry, near, far):
+def _scan(step, carry, plan: Plan, q_at: Where, k_at: Where):
     """Runs `step(carry, pair, far)` over the near and then over the far blocks."""
+    near, far = block_pairs(plan, q_at.position.shape[1], k_at.position.shape[1])
     for pairs, is_far in ((near, False), (far, True)):
-        if len(pairs):
-            body = functools.partial(step, far=is_far)
+        if not len(pairs):
+            continue
+        body = functools.partial(step, far=is_far)
+        if plan.search:
+            pairs, count = search(plan, pairs, q_at, k_at)
+            carry = jax.lax.fori_loop(
+                0, count, lambda i, c, f=body, p=pairs: f(c, p[i]), carry
+            )
+        else:
             carry = jax.lax.scan(lambda c, p, f=body: (f(c, p), None), carry, pairs)[0]
     return carry
 
@@ -131,13 +170,13 @@ def _block(plan: Plan, operands: Operands, q_at, k_at, pair, far: bool):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend_blockwise(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
-    """Returns `[b t h d]` float32; what `attend_dense` returns, with time first.
+    """Returns what `attend_dense` does, and each row's log-sum-exp: see `forward`.
 
     The operands have time before heads, unlike everywhere else in attention: blocks are
     turned round as they are cut, and no whole copies are made. Lengths must be whole
     numbers of blocks.
     """
-    return forward(plan, operands, q_at, k_at)[0]
+    return forward(plan, operands, q_at, k_at)
 
 
 def forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
@@ -171,8 +210,7 @@ def forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
         new = (new_out, high, new_total)
         return tuple(_put(x, y, q0) for x, y in zip(carry, new, strict=True))
 
-    pairs = block_pairs(plan, q.shape[1], operands.k.shape[1])
-    out, highest, total = _scan(step, (out, highest, total), *pairs)
+    out, highest, total = _scan(step, (out, highest, total), plan, q_at, k_at)
     seen = total > 0
     total = jnp.where(seen, total, 1.0)
     out = out / total[..., None]
@@ -180,7 +218,14 @@ def forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
 
 
 def backward(
-    plan: Plan, operands: Operands, q_at: Where, k_at: Where, out, log_total, d_out
+    plan: Plan,
+    operands: Operands,
+    q_at: Where,
+    k_at: Where,
+    out,
+    log_total,
+    d_out,
+    d_log_total=0.0,
 ) -> Operands:
     """Returns the operands' gradients, float32.
 
@@ -188,7 +233,8 @@ def backward(
     than these: then it is these keys' part of the gradient.
     """
     # Each row's sum of weight times gradient, known from the output alone.
-    row = jnp.sum(d_out * out, axis=-1)
+    # The log-sum-exp's gradient by a logit is its weight.
+    row = jnp.sum(d_out * out, axis=-1) - d_log_total
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), operands)
 
     def step(total, pair, far):
@@ -243,18 +289,17 @@ def backward(
         )
         return total
 
-    pairs = block_pairs(plan, operands.q.shape[1], operands.k.shape[1])
-    return _scan(step, zero, *pairs)
+    return _scan(step, zero, plan, q_at, k_at)
 
 
 def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
     out, log_total = forward(plan, operands, q_at, k_at)
-    return out, (operands, q_at, k_at, out, log_total)
+    return (out, log_total), (operands, q_at, k_at, out, log_total)
 
 
-def _backward(plan: Plan, saved, d_out):
+def _backward(plan: Plan, saved, gradients):
     operands = saved[0]
-    total = backward(plan, *saved, d_out)
+    total = backward(plan, *saved, *gradients)
     d_operands = jax.tree.map(lambda x, y: x.astype(y.dtype), total, operands)
     return d_operands, None, None
 

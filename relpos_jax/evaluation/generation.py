@@ -113,7 +113,8 @@ def prepare(
     * "segment": the layers' inputs at the last `length` tokens (Dai et al. 2019,
       section 3.2), from which keys and values are projected again at every step. The
       same numbers as "ring", slower by that projection.
-    * "auto": a ring for a model with memory or a window, else a cache.
+    * "auto": a ring for a model with memory or a window, else a cache. With a sparse
+      pattern a ring too, if it looks back so far only; else a cache.
 
     With a ring or segment memory each token sees itself and the `length` tokens before
     it, however the text was cut into calls (`same_length`, as TensorFlow's code counts
@@ -132,11 +133,15 @@ def prepare(
 
     Raises:
       ValueError: an unknown kind, sizes that are not positive, no `length` where the
-        model gives none, or segment memory with an absolute encoding.
+        model gives none, segment memory with an absolute encoding, or a pattern that
+        looks back farther than a ring or segment memory.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
-    trained = config.memory_length or (config.window or 1) - 1
+    trained = config.memory_length or (config.reach or 1) - 1
+    sparse = config.pattern is not None or config.hierarchy is not None
+    if sparse:
+        trained = (config.reach or 1) - 1
     if kind == "auto":
         kind = "ring" if trained else "cache"
     if length is None:
@@ -154,8 +159,15 @@ def prepare(
                 )
             )
     farthest = length if kind == "cache" else length + 1
-    window = min(farthest, config.window or farthest)
-    if kind != "cache":
+    window = min(farthest, config.reach or farthest)
+    if sparse and kind != "cache":
+        if config.reach is None or config.reach > farthest:
+            raise ValueError(
+                f"{config.pattern or config.hierarchy} looks back on more than the "
+                f"{length} tokens of this {kind}: take kind='cache', or a length of "
+                "its reach"
+            )
+    elif kind != "cache":
         config = dataclasses.replace(config, window=window)
     # Zeros before a text would have to stand right before each row's first token.
     changes = dict(dropout=0.0, attention="auto", memory_start="empty")

@@ -90,6 +90,10 @@ def refuse(config: ModelConfig) -> None:
         reasons.append("it has no norm behind the last layer: final_norm=False")
     if not config.output_bias:
         reasons.append("its softmax has biases: output_bias=True")
+    if config.pattern is not None:
+        reasons.append(f"it has no sparse pattern, and pattern is {config.pattern}")
+    if config.hierarchy is not None:
+        reasons.append(f"it has no second level, and hierarchy is {config.hierarchy}")
     if config.width % 2:
         reasons.append(f"its width is even, not {config.width}")
     if reasons:

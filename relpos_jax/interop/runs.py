@@ -123,7 +123,15 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
     if "position" not in values:
         raise ValueError("config.model.position has no value and no default: set it")
     position = _encodings(values.pop("position"), "model.position")
-    return configs.take(values, ModelConfig, "model", position=position)
+    given = {
+        "position": position,
+        "pattern": configs.take_pattern(values.pop("pattern", None)),
+        "hierarchy": configs.take_hierarchy(
+            values.pop("hierarchy", None),
+            lambda part: _encodings(part, "model.hierarchy.position"),
+        ),
+    }
+    return configs.take(values, ModelConfig, "model", **given)
 
 
 def evaluated(

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from relpos_jax.attention.hierarchy import Within
+from relpos_jax.attention.patterns import check_sense
 from relpos_jax.masks import Bidirectional, Causal, Mask, Window
 from relpos_jax.models.adaptive import AdaptiveConfig
 from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
@@ -17,6 +19,22 @@ CAUSAL_ONLY = (
     "is defined for keys at or before the query only, and bidirectional attention also "
     "looks ahead. Use an encoding that has both directions (`causal_only` is False)"
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchy:
+    """Two levels of attention a layer: see docs/sparse_attention.md.
+
+    A layer attends within segments, by the model's own `position`, and then across the
+    summaries of earlier segments, with projections of its own.
+
+    Attributes:
+      segment: positions a segment, counted from position 0 of a document.
+      position: the encoding across segments; its positions are numbers of segments.
+    """
+
+    segment: int
+    position: PositionEncoding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +70,11 @@ class ModelConfig:
       window: a query sees this many keys on each side that it looks at, itself among
         them; None for all
         (`same_length` of the released PyTorch code is `window = memory_length`).
+      pattern: which keys a query sees, a causal mask of `relpos_jax.masks` or
+        `attention.patterns`, or a tuple of them that the layers take in turn; instead
+        of `window`. None for all.
+      hierarchy: attend within segments and then across their summaries, instead of
+        `window` and `pattern`; None for a single level.
       dtype: of the computation; parameters are float32.
       attention: implementation, see `relpos_jax.attention.attend`.
       init_std: standard deviation of all initial matrices; None for 1/sqrt(fan in).
@@ -91,6 +114,8 @@ class ModelConfig:
     share_position: bool = True
     embedding_norm: bool = False
     output_transform: bool = False
+    pattern: Mask | tuple[Mask, ...] | None = None
+    hierarchy: Hierarchy | None = None
 
     def __post_init__(self):
         if isinstance(self.position, (tuple, list)):
@@ -130,6 +155,8 @@ class ModelConfig:
         elif self.output_transform:
             raise ValueError("output_transform belongs to an encoder: bidirectional")
 
+        self._check_pattern()
+
     def _check_bidirectional(self):
         if self.memory_length:
             raise ValueError(
@@ -139,6 +166,25 @@ class ModelConfig:
         for encoding in self.encodings:
             if encoding.causal_only:
                 raise ValueError(f"{encoding} {CAUSAL_ONLY}")
+
+    def _check_pattern(self):
+        names = ("window", "pattern", "hierarchy")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            values = " and ".join(f"{name}={getattr(self, name)}" for name in given)
+            raise ValueError(f"{values} both say which keys are seen: set one of them")
+        if isinstance(self.pattern, (tuple, list)):
+            if not self.pattern:
+                raise ValueError("pattern is an empty tuple; give a mask, or None")
+            object.__setattr__(self, "pattern", tuple(self.pattern))
+        for mask, encoding in zip(self.masks, self.positions, strict=True):
+            if mask.causal == self.bidirectional:
+                raise ValueError(
+                    f"{mask} has causal={mask.causal} in a model with "
+                    f"bidirectional={self.bidirectional}: a language model must not "
+                    "see what it is to predict, and an encoder looks to both sides"
+                )
+            check_sense(encoding, mask)
 
     @property
     def positions(self) -> tuple[PositionEncoding, ...]:
@@ -188,11 +234,36 @@ class ModelConfig:
         return Dims(self.heads, self.head_dim, self.width)
 
     @property
-    def mask(self) -> Mask:
-        """Which distances attend."""
-        if self.window is not None:
-            return Window(self.window, causal=not self.bidirectional)
-        return Bidirectional() if self.bidirectional else Causal()
+    def masks(self) -> tuple[Mask, ...]:
+        """Which pairs attend in each layer."""
+        pattern = self.pattern
+        if self.hierarchy is not None:
+            pattern = Within(self.hierarchy.segment)
+        if pattern is None:
+            pattern = Bidirectional() if self.bidirectional else Causal()
+            if self.window is not None:
+                pattern = Window(self.window, causal=not self.bidirectional)
+        if not isinstance(pattern, tuple):
+            pattern = (pattern,)
+        return tuple(pattern[i % len(pattern)] for i in range(self.layers))
+
+    @property
+    def reach(self) -> int | None:
+        """How many keys back any layer looks, the query's own being 1; None: to all."""
+        if self.hierarchy is not None:
+            return None
+        reaches = [mask.reach for mask in self.masks]
+        return None if None in reaches else max(reaches)
+
+    @property
+    def sublayers(self) -> int:
+        """Attentions of a layer that keep something in memory."""
+        return 1 if self.hierarchy is None else 2
+
+    @property
+    def attentions(self) -> int:
+        """Attentions of the model that keep something in memory."""
+        return self.layers * self.sublayers
 
     @property
     def has_final_norm(self) -> bool:

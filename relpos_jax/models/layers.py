@@ -3,6 +3,7 @@
 import functools
 import math
 import zlib
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from relpos_jax.attention import attend
+from relpos_jax.masks import Mask
 from relpos_jax.memory import Context, Memory
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.positional import merge
@@ -58,8 +60,13 @@ def normal(config: ModelConfig, fan_in: int, gain: float = 1.0):
 class Attention(nnx.Module):
     """Multi-head attention over memory and the tokens themselves, or over a `Context`.
 
-    `encoding` is the layer's own where the configuration has a pattern of them.
+    `encoding` and `mask` are the layer's own where the configuration has several.
+
+    Class attributes:
+      alone: layers share none of the encoding's parameters.
     """
+
+    alone: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -67,10 +74,12 @@ class Attention(nnx.Module):
         *,
         key: jax.Array,
         encoding: PositionEncoding | None = None,
+        mask: Mask | None = None,
     ):
         width, heads, head_dim = config.width, config.heads, config.head_dim
         self.config = config
         self.encoding = config.positions[0] if encoding is None else encoding
+        self.mask = config.masks[0] if mask is None else mask
 
         def project(name, gain=1.0):
             return nnx.LinearGeneral(
@@ -97,16 +106,17 @@ class Attention(nnx.Module):
             rngs=nnx.Rngs(named(key, "output")),
         )
         own = self.encoding.init(named(key, "position"), config.dims)
-        if not config.shares(self.encoding):
+        if self.alone or not config.shares(self.encoding):
             alone = self.encoding.init_shared(named(key, "shared"), config.dims)
             own = merge(alone, own)
         self.position = as_params(own)
 
     def parameters(self, shared: Params) -> Params:
         """Returns the encoding's parameters, given what all layers share."""
-        return merge(
-            as_arrays(self.position), self.config.shared_part(shared, self.encoding)
-        )
+        own = as_arrays(self.position)
+        if self.alone:
+            return own
+        return merge(own, self.config.shared_part(shared, self.encoding))
 
     def project(self, states: Float[Array, "b k w"], params: Params):
         """Returns keys and values `[b k h d]` and what the encoding keeps of them."""
@@ -136,20 +146,25 @@ class Attention(nnx.Module):
 
         (k, v, features), k_at, entry = memory.read(layer, x, at, project)
         features = _narrow(features, encoding, config.dims, memory)
-        out = attend(
-            encoding,
+        q = self.query(normalise(x))
+        out = self.look(params, q, k, v, features, at, k_at, layout)
+        return self.output(out), entry
+
+    def look(self, params, q, k, v, features, at: Where, k_at: Where, layout):
+        """Returns what queries see of the keys, `[b t h d]`."""
+        return attend(
+            self.encoding,
             params,
-            self.query(normalise(x)),
+            q,
             k,
             v,
             at,
             k_at,
-            mask=config.mask,
+            mask=self.mask,
             features=features,
             layout=layout,
-            implementation=config.attention,
+            implementation=self.config.attention,
         )
-        return self.output(out), entry
 
 
 def kept_features(encoding: PositionEncoding, dims: Dims) -> int:
@@ -225,7 +240,8 @@ class FeedForward(nnx.Module):
 class Layer(nnx.Module):
     """Attention and feed-forward, each added to what came in.
 
-    With `cross`, its settings, attention to a context comes between the two.
+    With `cross`, its settings, attention to a context comes between the two; with
+    `across`, its class, attention to summaries: see `models.hierarchical`.
     """
 
     def __init__(
@@ -234,11 +250,13 @@ class Layer(nnx.Module):
         *,
         key: jax.Array,
         encoding: PositionEncoding | None = None,
+        mask: Mask | None = None,
         cross: ModelConfig | None = None,
+        across: type[Attention] | None = None,
     ):
         self.config = config
         self.attention = Attention(
-            config, key=named(key, "attention"), encoding=encoding
+            config, key=named(key, "attention"), encoding=encoding, mask=mask
         )
         self.feedforward = FeedForward(config, key=named(key, "feedforward"))
         self.attention_norm = norm(config)
@@ -247,6 +265,10 @@ class Layer(nnx.Module):
         own = None if alone else Attention(cross, key=named(key, "cross"))
         self.cross_attention = own
         self.cross_norm = None if alone else norm(config)
+        alone = across is None
+        own = None if alone else across(config, key=named(key, "across"))
+        self.across_attention = own
+        self.across_norm = None if alone else norm(config)
 
     def __call__(
         self,
@@ -259,9 +281,10 @@ class Layer(nnx.Module):
         key: jax.Array | None,
         context: Context | None = None,
     ):
-        """Returns the layer's output `[b t w]` and its memory entry.
+        """Returns the layer's output `[b t w]` and its memory entries, in order.
 
-        `context` is what cross-attention looks at, in a layer that has it.
+        `layer` is the number of the first of them in the memory; `context` is what
+        cross-attention looks at, in a layer that has it.
         """
         rate, pre = self.config.dropout, self.config.norm == "pre"
         keys = [None] * 3 if key is None else jax.random.split(key, 3)
@@ -275,6 +298,16 @@ class Layer(nnx.Module):
         before, after = around(self.attention_norm)
         out, entry = self.attention(x, at, memory, layer, shared, before, layout)
         x = after(x + dropout(keys[0], rate, out))
+        entries = [entry]
+
+        if self.across_attention is not None:
+            before, after = around(self.across_norm)
+            out, entry = self.across_attention(
+                x, at, memory, layer + 1, shared, before, layout
+            )
+            entries.append(entry)
+            own = None if key is None else named(key, "across")
+            x = after(x + dropout(own, rate, out))
 
         if self.cross_attention is not None:
             before, after = around(self.cross_norm)
@@ -287,7 +320,7 @@ class Layer(nnx.Module):
 
         before, after = around(self.feedforward_norm)
         out = self.feedforward(before(x), keys[1])
-        return after(x + dropout(keys[2], rate, out)), entry
+        return after(x + dropout(keys[2], rate, out)), entries
 
 
 def norm(config: ModelConfig) -> nnx.LayerNorm | nnx.RMSNorm:

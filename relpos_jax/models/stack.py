@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from relpos_jax import where
 from relpos_jax.memory import Context, KeyValueCache, Memory, SegmentMemory
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
+from relpos_jax.models.hierarchical import Across
 from relpos_jax.models.layers import (
     Layer,
     as_arrays,
@@ -38,8 +39,17 @@ class Stack(nnx.Module):
     ):
         self.config = config
         self.layers = nnx.List(
-            Layer(config, key=named(key, f"layer {i}"), encoding=encoding, cross=cross)
-            for i, encoding in enumerate(config.positions)
+            Layer(
+                config,
+                key=named(key, f"layer {i}"),
+                encoding=encoding,
+                mask=mask,
+                cross=cross,
+                across=None if config.hierarchy is None else Across,
+            )
+            for i, (encoding, mask) in enumerate(
+                zip(config.positions, config.masks, strict=True)
+            )
         )
         self.position = as_params(_init_shared(config, named(key, "position")))
         self.norm = norm(config) if config.has_final_norm else None
@@ -60,7 +70,7 @@ class Stack(nnx.Module):
         if config.absolute and length:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
         memory = SegmentMemory.empty(
-            config.layers, batch, length, config.width, config.dtype
+            config.attentions, batch, length, config.width, config.dtype
         )
         if config.memory_start == "zeros":
             at = where.contiguous(batch, length, start=-length)
@@ -77,7 +87,7 @@ class Stack(nnx.Module):
         """
         config = self.config
         return KeyValueCache.empty(
-            config.layers,
+            config.attentions,
             batch,
             capacity,
             config.heads,
@@ -121,8 +131,10 @@ class Stack(nnx.Module):
         layout = None if spacing == "any" else memory.layout(spacing == "unit")
         entries = []
         for i, layer in enumerate(self.layers):
-            x, entry = layer(x, at, memory, i, shared, layout, keys[i + 1], context)
-            entries.append(entry)
+            first = i * config.sublayers
+            found = layer(x, at, memory, first, shared, layout, keys[i + 1], context)
+            x = found[0]
+            entries += found[1]
         if self.norm is not None:
             x = self.norm(x)
         x = drop(keys[-1], config.dropout, x)
@@ -136,12 +148,13 @@ class Stack(nnx.Module):
             raise ValueError(f"spacing must be one of {SPACINGS}, got {spacing!r}")
         if isinstance(memory, KeyValueCache):
             count = tokens.shape[1]
-            needed = count + (config.window or 1) - 1
-            allowed = config.window is not None or count == 1
+            reach = config.reach
+            needed = count + (reach or 1) - 1
+            allowed = reach is not None or count == 1
             if memory.ring and not (allowed and memory.capacity >= needed):
                 raise ValueError(
                     f"a ring of {memory.capacity} slots cannot take {count} tokens a "
-                    f"call with window {config.window}: it would write over keys that "
+                    f"call with window {reach}: it would write over keys that "
                     f"they still need; it needs window + tokens - 1 slots, and without "
                     f"a window one token a call"
                 )

@@ -246,7 +246,7 @@ def test_same_length_has_two_counts():
     seen = where.concatenate(where.contiguous(1, 4), at)
     for count, keys in (("pytorch", 4), ("tensorflow", 5)):
         config = model_config(memory_length=4, window=same_length(4, count))
-        mask = np.asarray(config.mask(at, seen))[0]
+        mask = np.asarray(config.masks[0](at, seen))[0]
         assert (mask.sum(axis=1) == keys).all()
         # In TensorFlow's the first query sees the oldest slot, in PyTorch's nobody.
         assert mask[:, 0].tolist() == [keys == 5, False, False, False]

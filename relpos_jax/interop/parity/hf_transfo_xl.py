@@ -69,5 +69,5 @@ def attention_weights(model, tokens, at, memory):
     q = attention.query(states[:, memory.length :])
     k_at = where.concatenate(memory.at, at)
     return probabilities(
-        attention.encoding, params, q, attention.key(states), at, k_at, config.mask
+        attention.encoding, params, q, attention.key(states), at, k_at, config.masks[0]
     )
