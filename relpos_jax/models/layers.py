@@ -313,7 +313,13 @@ class Layer(nnx.Module):
             before, after = around(self.cross_norm)
             # Keys come from the context as it is, so nothing is normalised inside.
             out, _ = self.cross_attention(
-                before(x), at, context, layer, context.shared, identity, None
+                before(x),
+                at,
+                context,
+                layer // self.config.sublayers,
+                context.shared,
+                identity,
+                None,
             )
             own = None if key is None else named(key, "cross")
             x = after(x + dropout(own, rate, out))
