@@ -265,7 +265,8 @@ def test_a_model_takes_patterns_by_layer():
     assert config.masks == (Window(4), Dilated(3, 4)) and config.reach == 9
     for changes, message in [
         (dict(window=3, pattern=Strided(3)), "set one of them"),
-        (dict(pattern=Dilated(3, 2, causal=False)), "set causal=True"),
+        (dict(pattern=Dilated(3, 2, causal=False)), "must not see what it is"),
+        (dict(pattern=Fixed(3, 1), bidirectional=True), "an encoder looks to both"),
         (dict(pattern=Strided(3), position=make("cope")), "nothing would be saved"),
         (dict(pattern=()), "empty tuple"),
     ]:
