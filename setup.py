@@ -41,6 +41,14 @@ TEST = NOTEBOOKS + [
     "safetensors>=0.5",
 ]
 
+# What experiments/benchmarks compares with. Newer releases of transformers have a
+# Transformer-XL that no longer runs, or none.
+BENCH = [
+    "torch==2.13.0",
+    "transformers==4.37.2",
+    "x-transformers>=2.31",
+]
+
 ROOT = Path(__file__).parent
 README = ROOT / "README.md"
 
@@ -56,6 +64,7 @@ setup(
     packages=find_packages(include=["relpos_jax", "relpos_jax.*"]),
     install_requires=REQUIRES,
     extras_require={
+        "bench": BENCH,
         "notebooks": NOTEBOOKS,
         "test": TEST,
         "all": TEST,

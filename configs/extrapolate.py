@@ -21,8 +21,8 @@ import ml_collections
 
 from relpos_jax import config as configs
 from relpos_jax.config import DataConfig
+from relpos_jax.evaluation.config import EvaluationConfig
 from relpos_jax.evaluation.extrapolation import StudyConfig
-from relpos_jax.evaluation.perplexity import EvaluationConfig
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.training.config import TrainingConfig
 

@@ -12,6 +12,9 @@ import numpy as np
 from absl import flags
 from flax import nnx
 
+from experiments.benchmarks import rounds
+from experiments.benchmarks.peers import naive_decoding
+from experiments.benchmarks.workloads import Workload
 from relpos_jax import positional, where
 from relpos_jax.evaluation import generation
 from relpos_jax.evaluation.sampling import SamplingConfig
@@ -23,7 +26,6 @@ WIDTH = flags.DEFINE_integer(
 )
 HEADS = flags.DEFINE_integer("heads", 4, "Heads.")
 TOKENS = flags.DEFINE_integer("tokens", 64, "Tokens a round.")
-ROUNDS = flags.DEFINE_integer("rounds", 7, "Rounds, taken in turn.")
 
 
 def model(name: str):
@@ -64,6 +66,29 @@ def cached(config, params, kind: str, length: int, context: int):
     return run
 
 
+def naive(name: str, context: int):
+    """Returns a function that does the same with a cache written plainly in JAX."""
+    sizes = Workload(
+        batch=1,
+        length=1,
+        memory=0,
+        layers=LAYERS.value,
+        width=WIDTH.value,
+        heads=HEADS.value,
+        feedforward=4 * WIDTH.value,
+    )
+    tokens = TOKENS.value
+    params, empty, call = naive_decoding.decode(name, sizes, context + tokens, tokens)
+
+    def run():
+        mine = jax.block_until_ready(jnp.copy(empty))
+        start = time.perf_counter()
+        jax.block_until_ready(call(params, mine, jnp.int32(1), jnp.int32(context)))
+        return (time.perf_counter() - start) / tokens
+
+    return run
+
+
 def again(config, graphdef, params, length: int):
     """Returns a function that computes a whole pass of `length` for one token."""
     tokens = jnp.arange(length)[None] % config.vocabulary
@@ -88,7 +113,7 @@ def seconds(runs: dict) -> dict[str, float]:
     for run in runs.values():
         run()
     found = {name: [] for name in runs}
-    for _ in range(ROUNDS.value):
+    for _ in range(rounds.ROUNDS.value):
         for name, run in runs.items():
             found[name].append(run())
     return {name: statistics.median(times) for name, times in found.items()}

@@ -6,19 +6,19 @@ A ring or memory must make a long context cost as much as a short one, and a cac
 beat a whole pass a token (a vanilla model: Dai et al. 2019, section 4.5).
 """
 
-import json
-
 from absl import app, flags
 
-from experiments.benchmarks import decoder
+from experiments.benchmarks import decoder, rounds
+from experiments.benchmarks.peers import naive_decoding
+from relpos_jax.training import runtime
 
 NAMES = flags.DEFINE_list("encodings", ["transformer_xl", "rope"], "Registered ones.")
+CONTEXTS = flags.DEFINE_list("contexts", ["1024", "4096"], "Against a naive cache.")
 KINDS = flags.DEFINE_list("kinds", ["ring", "segment"], "Memories to time by context.")
 WINDOW = flags.DEFINE_integer("window", 512, "Tokens that such a memory holds.")
 SHORT = flags.DEFINE_integer("short", 512, "Tokens before those that are timed.")
 LONG = flags.DEFINE_integer("long", 4096, "The same, of the long context.")
 AGAIN = flags.DEFINE_integer("again", 1024, "Length of the pass computed again.")
-JSON = flags.DEFINE_bool("json", False, "Print JSON instead of a table.")
 
 
 def measure(name: str):
@@ -32,6 +32,16 @@ def measure(name: str):
             for context in (LONG.value, SHORT.value)
         }
         yield row(name, pair)
+    for context in map(int, CONTEXTS.value):
+        if name in naive_decoding.ENCODINGS:
+            slots = context + decoder.TOKENS.value
+            pair = {
+                f"cache at {context}": decoder.cached(
+                    config, params, "cache", slots, context
+                ),
+                f"naive JAX cache at {context}": decoder.naive(name, context),
+            }
+            yield row(name, pair)
     end, slots = AGAIN.value - decoder.TOKENS.value, AGAIN.value
     pair = {
         f"cache at {end}": decoder.cached(config, params, "cache", slots, end),
@@ -47,13 +57,9 @@ def row(name: str, pair: dict) -> dict:
 
 
 def main(_):
+    runtime.prepare(compilation_cache=False)
     rows = [row for name in NAMES.value for row in measure(name)]
-    if JSON.value:
-        return print(json.dumps(rows))
-    print(f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
-    for row in rows:
-        cells = (f"{x:.2f}" if type(x) is float else x for x in row.values())
-        print(f"| {' | '.join(cells)} |")
+    rounds.write("decoding", [{"rows": rows, "left_out": {}}])
 
 
 if __name__ == "__main__":

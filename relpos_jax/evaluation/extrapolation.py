@@ -23,7 +23,8 @@ from relpos_jax import config as configs
 from relpos_jax import data
 from relpos_jax.config import RunConfig
 from relpos_jax.evaluation import environment, perplexity, results
-from relpos_jax.evaluation.perplexity import Evaluation, EvaluationConfig, Language
+from relpos_jax.evaluation.config import EvaluationConfig
+from relpos_jax.evaluation.perplexity import Evaluation, Language
 from relpos_jax.evaluation.results import ModelResult, Study
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
 from relpos_jax.positional import ENCODINGS

@@ -13,7 +13,6 @@ they are added in float64, and every mean is taken at the end, from the totals.
 """
 
 import concurrent.futures
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Integer
 
 from relpos_jax.evaluation import windows
-from relpos_jax.positional.positions import PositionSampler, limited_sampler
+from relpos_jax.evaluation.config import EvaluationConfig, limited, plan_windows
+from relpos_jax.positional.positions import PositionSampler
 from relpos_jax.training.losses import token_losses
 from relpos_jax.where import Where
 
@@ -34,78 +34,7 @@ RANDOMIZED_WITH_MEMORY = (
     "randomized positions are drawn for a sequence as a whole, and segments that were "
     "drawn apart do not fit together"
 )
-PROTOCOLS = ("non_overlapping", "same_targets", "sliding", "memory")
 _WORKERS = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-    """What is evaluated, and on how many tokens.
-
-    Attributes:
-      multiples: lengths, as multiples of the training length.
-      protocols: some of `PROTOCOLS`.
-      non_overlapping_tokens: targets scored, from the text's beginning; 0: all.
-      same_targets_tokens: targets scored, spread over the text.
-      sliding_tokens: targets scored, from the text's beginning; 0: all.
-      memory_tokens: targets scored, from the text's beginning; 0: all.
-      group_fraction: `same_targets` scores the last `training length / group_fraction`
-        tokens of a window.
-      stride_fraction: `sliding` moves by `length / stride_fraction`.
-      memory_lanes: stretches of text that `memory` reads side by side; those after the
-        first fill their memory with what stands before them, so one lane reads least.
-      tokens_per_batch: tokens in a call; the batch is this over the length.
-      positions, positions_limit: what becomes of the positions of each window, as in
-        `TrainingConfig`. Models trained with randomized positions are tested with them
-        too (Ruoss et al. 2023); the draws are the same in every evaluation.
-    """
-
-    multiples: tuple[int | float, ...] = (1, 1.25, 1.5, 2, 4, 8, 16, 32)
-    protocols: tuple[str, ...] = PROTOCOLS
-    non_overlapping_tokens: int = 65536
-    same_targets_tokens: int = 2048
-    sliding_tokens: int = 16384
-    memory_tokens: int = 32768
-    group_fraction: int = 4
-    stride_fraction: int = 8
-    memory_lanes: int = 1
-    tokens_per_batch: int = 8192
-    positions: str = "given"
-    positions_limit: int = 2048
-
-    @property
-    def sampler(self) -> PositionSampler:
-        """What `positions` and `positions_limit` say."""
-        return limited_sampler(self.positions, self.positions_limit)
-
-    def __post_init__(self):
-        self.sampler  # raises for an unknown name
-        unknown = [name for name in self.protocols if name not in PROTOCOLS]
-        if unknown or not self.protocols:
-            raise ValueError(
-                f"evaluation.protocols has {unknown}: take some of {PROTOCOLS}"
-            )
-        if not self.multiples or min(self.multiples) <= 0:
-            raise ValueError(
-                f"evaluation.multiples is {self.multiples}: needs positive numbers"
-            )
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name.endswith("_tokens") else 1
-            if field.name == "same_targets_tokens":
-                least = 1
-            if isinstance(value, int) and value < least:
-                raise ValueError(
-                    f"evaluation.{field.name} is {value}: must be at least {least}"
-                )
-
-    def lengths(self, train_length: int) -> tuple[int, ...]:
-        """Returns the lengths in tokens, ascending, without repetition."""
-        return tuple(sorted({max(1, round(m * train_length)) for m in self.multiples}))
-
-    def needed(self, train_length: int) -> int:
-        """Returns how many tokens the text needs for the longest window."""
-        return self.lengths(train_length)[-1] + 1
 
 
 class Language(NamedTuple):
@@ -171,7 +100,7 @@ class Score(NamedTuple):
     """Result of one protocol at one length.
 
     Attributes:
-      protocol: one of `PROTOCOLS`.
+      protocol: one of `evaluation.config.PROTOCOLS`.
       length: tokens in a window; for `memory`, segment and memory together.
       nll: sum of the negative log-likelihood, nats.
       tokens: number of targets scored.
@@ -186,6 +115,26 @@ class Score(NamedTuple):
     tokens: int
     position_nll: Float[np.ndarray, " t"]
     position_tokens: Int[np.ndarray, " t"]
+
+    def first(self, length: int) -> "Score":
+        """Returns the score of the windows' first `length` positions alone.
+
+        It is what windows of that length at the same places would give, for whatever
+        looks back only and does not depend on how long a window is. So one pass over
+        the longest windows has the loss at every shorter context: `non_overlapping` at
+        a shorter length, in contrast, begins more windows.
+
+        Raises:
+          ValueError: a length outside `1 ... length`, or windows with memory.
+        """
+        if self.protocol == "memory" or not 1 <= length <= self.length:
+            raise ValueError(
+                f"no first {length} positions of {self.protocol!r} windows of "
+                f"{self.length} tokens"
+            )
+        nll = self.position_nll[:length]
+        tokens = self.position_tokens[:length]
+        return _score(self.protocol, length, nll, tokens)
 
     @property
     def perplexity(self) -> float:
@@ -340,29 +289,12 @@ def each(
                 task.cancel()
 
 
-def _plan(protocol, size, length, train_length, config) -> windows.Plan:
-    if protocol == "non_overlapping":
-        size = _limited(size, config.non_overlapping_tokens)
-        return windows.non_overlapping(size, length)
-    if protocol == "sliding":
-        stride = max(1, length // config.stride_fraction)
-        return windows.sliding(_limited(size, config.sliding_tokens), length, stride)
-    lengths = config.lengths(train_length)
-    group = min(max(1, train_length // config.group_fraction), lengths[0])
-    count = max(1, config.same_targets_tokens // group)
-    return windows.same_targets(size, length, lengths[-1], group, count)
-
-
-def _limited(size: int, targets: int) -> int:
-    return min(size, targets + 1) if targets else size
-
-
 def _by_window(scorer, protocols, params, text, train_length, length, config):
     """Scores one length under the protocols without memory, which share a program."""
     batch = max(1, config.tokens_per_batch // length)
     scores = []
     for protocol in protocols:
-        plan = _plan(protocol, len(text), length, train_length, config)
+        plan = plan_windows(protocol, len(text), length, train_length, config)
         # Dispatched before the first is read back, so that the device never waits.
         totals = [
             scorer(params, windows.fill(text, plan, slice(at, at + batch), batch))
@@ -378,7 +310,7 @@ def _by_lane(scorer, params, text, train_length, length, config):
     """Scores one length with memory."""
     segment = min(train_length, length)
     memory_length = length - segment
-    text = text[: _limited(len(text), config.memory_tokens)]
+    text = text[: limited(len(text), config.memory_tokens)]
     block, count = windows.lanes(text, segment, memory_length, config.memory_lanes)
     block = windows.Block(
         *(x.reshape(len(x), count, segment).swapaxes(0, 1) for x in block)

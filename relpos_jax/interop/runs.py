@@ -16,6 +16,7 @@ from relpos_jax import config as configs
 from relpos_jax import data
 from relpos_jax.data import tokens
 from relpos_jax.evaluation import perplexity, windows
+from relpos_jax.evaluation.config import EvaluationConfig
 from relpos_jax.models import ModelConfig, TransformerXL
 from relpos_jax.positional import PositionEncoding
 from relpos_jax.training import optimiser
@@ -310,7 +311,7 @@ def score(
     text = text[: tokens + 1] if tokens else text
     if not memory:
         length = min(length, max(1, len(text) - 1))
-        settings = perplexity.EvaluationConfig(
+        settings = EvaluationConfig(
             multiples=(1,), protocols=("non_overlapping",), non_overlapping_tokens=0
         )
         return perplexity.evaluate(language, text, length, settings).scores[0]

@@ -22,6 +22,11 @@ from relpos_jax.where import Where
 
 SPACINGS = ("unit", "rising", "any")
 
+# From so many equal layers on, they are compiled once and scanned over: compilation
+# takes as long as for one. Below, a program with all layers written out runs faster
+# (experiments.benchmarks.compilation).
+SCAN_FROM = 16
+
 
 class Stack(nnx.Module):
     """Layers, the position parameters that they share, and the norm behind them.
@@ -129,16 +134,44 @@ class Stack(nnx.Module):
         x = drop(keys[0], config.dropout, x)
 
         layout = None if spacing == "any" else memory.layout(spacing == "unit")
-        entries = []
-        for i, layer in enumerate(self.layers):
-            first = i * config.sublayers
-            found = layer(x, at, memory, first, shared, layout, keys[i + 1], context)
-            x = found[0]
-            entries += found[1]
+        given = shared, layout
+        if context is None and self._scans(memory):
+            x, entries = self._scan(x, at, memory, given, keys[1:-1])
+        else:
+            entries = []
+            for i, layer in enumerate(self.layers):
+                first = i * config.sublayers
+                found = layer(x, at, memory, first, *given, keys[i + 1], context)
+                x = found[0]
+                entries += found[1]
         if self.norm is not None:
             x = self.norm(x)
         x = drop(keys[-1], config.dropout, x)
         return x, memory.write(entries, at)
+
+    def _scans(self, memory: Memory) -> bool:
+        """Returns whether the layers are many, equal, and have segment memory."""
+        one = len(self.config.encodings) == 1
+        many = self.config.layers >= SCAN_FROM
+        return one and many and isinstance(memory, SegmentMemory)
+
+    def _scan(self, x, at, memory, given, keys):
+        """Returns what the loop over the layers returns, from one compiled layer."""
+        graphdef = nnx.graphdef(self.layers[0])
+        # A copy of the parameters, which weighs little beside the work of a call.
+        params = [nnx.as_pure(nnx.state(layer)) for layer in self.layers]
+        params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+        keys = None if keys[0] is None else jnp.stack(keys)
+
+        def step(x, item):
+            hidden, params, key = item
+            layer, own = nnx.merge(graphdef, params), memory._replace(hidden=hidden)
+            return layer(x, at, own, 0, *given, key)
+
+        layers, each = self.config.layers, self.config.sublayers
+        hidden = memory.hidden.reshape(layers, each, *memory.hidden.shape[1:])
+        x, entries = jax.lax.scan(step, x, (hidden, params, keys))
+        return x, [entry[i] for i in range(layers) for entry in entries]
 
     def _check(self, tokens: Array, memory: Memory, spacing: str):
         config = self.config

@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-from relpos_jax.evaluation.perplexity import PROTOCOLS
+from relpos_jax.evaluation.config import PROTOCOLS
 from relpos_jax.evaluation.results import Study, write_bytes, write_text
 from relpos_jax.report import html, markdown, plots, published, tables
 from relpos_jax.report.document import (

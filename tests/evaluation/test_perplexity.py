@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from relpos_jax.evaluation import perplexity, windows
-from relpos_jax.evaluation.perplexity import EvaluationConfig
+from relpos_jax.evaluation.config import PROTOCOLS, EvaluationConfig
 from tests.evaluation import languages
 
 ALL = EvaluationConfig(
@@ -141,9 +141,7 @@ def test_each_shape_compiles_once_and_protocols_share_it():
 def test_refused_memory_is_skipped_with_its_reason():
     language = languages.uniform(4)._replace(refusal="absolute positions")
     result = perplexity.evaluate(language, np.arange(99) % 4, 8, ALL)
-    assert {score.protocol for score in result.scores} == set(perplexity.PROTOCOLS) - {
-        "memory"
-    }
+    assert {score.protocol for score in result.scores} == set(PROTOCOLS) - {"memory"}
     assert dict(result.skipped) == {"memory": "absolute positions"}
 
 
@@ -216,3 +214,21 @@ def test_lengths_are_rounded_sorted_and_unique():
     config = EvaluationConfig(multiples=(2, 1, 1.25, 1.26))
     assert config.lengths(10) == (10, 12, 13, 20)
     assert config.needed(10) == 21
+
+
+def test_shorter_contexts_are_read_off_the_longest_windows():
+    text = np.arange(65) % 7
+    model = languages.unigram(np.arange(1.0, 8.0).tolist())
+    config = dataclasses.replace(
+        ALL, multiples=(4,), protocols=("non_overlapping",), non_overlapping_tokens=0
+    )
+    (whole,) = perplexity.evaluate(model, text, 4, config).scores
+    assert whole.first(16).nll == whole.nll
+    begun = whole.first(4)
+    # The targets behind the first four tokens of each window of sixteen.
+    targets = np.concatenate([text[s + 1 : s + 5] for s in range(0, 64, 16)])
+    assert (begun.length, begun.tokens) == (4, 16)
+    assert begun.nll == pytest.approx(float((targets + 1).sum()), rel=1e-6)
+    for length in (0, 17):
+        with pytest.raises(ValueError, match="no first"):
+            whole.first(length)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from relpos_jax.evaluation.perplexity import PROTOCOLS, Score
+from relpos_jax.evaluation.config import PROTOCOLS
+from relpos_jax.evaluation.perplexity import Score
 from relpos_jax.evaluation.results import ModelResult, Study
 
 LENGTHS = (64, 80, 96, 128, 256, 512, 1024, 2048)
