@@ -151,9 +151,10 @@ class Stack(nnx.Module):
 
     def _scans(self, memory: Memory) -> bool:
         """Returns whether the layers are many, equal, and have segment memory."""
-        one = len(self.config.encodings) == 1
-        many = self.config.layers >= SCAN_FROM
-        return one and many and isinstance(memory, SegmentMemory)
+        config = self.config
+        equal = len(config.encodings) == 1 and len(set(config.masks)) == 1
+        many = config.layers >= SCAN_FROM
+        return equal and many and isinstance(memory, SegmentMemory)
 
     def _scan(self, x, at, memory, given, keys):
         """Returns what the loop over the layers returns, from one compiled layer."""
