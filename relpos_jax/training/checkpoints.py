@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from relpos_jax.training.optimiser import path_name
 
@@ -158,11 +159,14 @@ class Checkpoints:
     def _set_aside(self, step: int) -> pathlib.Path:
         self._manager.close()
         aside = self.folder.with_name(self.folder.name + ".damaged")
-        aside.mkdir(exist_ok=True)
         place = aside / str(step)
-        if place.exists():  # an earlier one of the same step: the newest is enough
-            shutil.rmtree(place)
-        (self.folder / str(step)).rename(place)
+        if jax.process_index() == 0:
+            aside.mkdir(exist_ok=True)
+            if place.exists():  # an earlier one of the same step: the newest is enough
+                shutil.rmtree(place)
+            (self.folder / str(step)).rename(place)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"checkpoint {step} set aside")
         self._open()
         return place
 
@@ -172,11 +176,17 @@ def _flatten(tree: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in leaves}
 
 
-def _crc32(leaf: jax.Array) -> int | None:
-    """Returns the sum of an array's bytes; None where other processes hold parts."""
-    if not leaf.is_fully_addressable:
-        return None
-    return zlib.crc32(np.ascontiguousarray(jax.device_get(leaf)).view(np.uint8).data)
+def _crc32(leaf: jax.Array) -> int:
+    """Returns the sum of an array's bytes, wherever its parts are.
+
+    Where other processes hold some, each gathers the array, one at a time: the sum must
+    not depend on how many processes there are, or a checkpoint couldn't move.
+    """
+    if leaf.is_fully_addressable or leaf.is_fully_replicated:
+        whole = jax.device_get(leaf)
+    else:
+        whole = multihost_utils.process_allgather(leaf, tiled=True)
+    return zlib.crc32(np.ascontiguousarray(whole).view(np.uint8).data)
 
 
 def _facts(leaf: jax.Array) -> dict[str, Any]:

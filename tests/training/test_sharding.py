@@ -175,5 +175,10 @@ def test_a_mesh_takes_all_devices():
 
 
 @pytest.mark.slow
+def test_two_processes_are_one_run():
+    print(run("tests.training.processes_on_cpu"))
+
+
+@pytest.mark.slow
 def test_the_loss_curve_is_the_same_on_every_mesh_and_checkpoints_fit_all():
     print(run("tests.training.curves_on_devices"))
