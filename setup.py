@@ -30,6 +30,9 @@ NOTEBOOKS = [
     "nbformat>=5.10",
 ]
 
+# Only for models of subwords that the user brings.
+SUBWORDS = ["sentencepiece>=0.2", "tokenizers>=0.20"]
+
 # The tests execute the notebook, hence NOTEBOOKS.
 TEST = NOTEBOOKS + [
     "beartype>=0.20",
@@ -66,6 +69,7 @@ setup(
     extras_require={
         "bench": BENCH,
         "notebooks": NOTEBOOKS,
+        "subwords": SUBWORDS,
         "test": TEST,
         "all": TEST,
     },

@@ -12,7 +12,7 @@ import pathlib
 from absl import app, flags
 
 from relpos_jax import config as configs
-from relpos_jax import data
+from relpos_jax.data import tokens
 from relpos_jax.data.masking import Masking
 from relpos_jax.evaluation import masked
 from relpos_jax.interop import runs
@@ -32,12 +32,9 @@ def main(argv: list[str]) -> None:
         model, *split = runs.load_run(_WORKDIR.value, Encoder)
         run = json.loads((pathlib.Path(_WORKDIR.value) / "config.json").read_text())
         settings = configs.take(run["data"], configs.DataConfig, "data")
-        text = data.load(
-            settings.source,
-            held_out_fraction=settings.held_out_fraction,
-            max_bytes=settings.max_bytes,
-        ).held_out
-    except (ValueError, OSError) as error:
+        vocabulary = tokens.of_run(_WORKDIR.value, model.vocabulary - 1)
+        text = settings.load(vocabulary).held_out
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error
     masking = Masking(model.vocabulary - 1, settings.masked_fraction)
     print(f"{'length':>6}  {'chosen':>7}  bits  accuracy")

@@ -20,7 +20,7 @@ from ml_collections import config_dict
 
 from relpos_jax import positional
 from relpos_jax.attention.patterns import PATTERNS
-from relpos_jax.data import Corpus, load
+from relpos_jax.data import Corpus, Vocabulary, load
 from relpos_jax.data.tokens import known
 from relpos_jax.masks import Mask
 from relpos_jax.models.config import Hierarchy, ModelConfig
@@ -61,14 +61,18 @@ class DataConfig:
     documents: bool = False
     data_dir: str | None = None
 
-    def load(self) -> Corpus:
-        """Returns the text; raises as `relpos_jax.data.load`."""
+    def load(self, vocabulary: Vocabulary | None = None) -> Corpus:
+        """Returns the text; raises as `relpos_jax.data.load`.
+
+        Args:
+          vocabulary: instead of the one that is named here: a run's own.
+        """
         return load(
             self.source,
             held_out_fraction=self.held_out_fraction,
             max_bytes=self.max_bytes,
             data_dir=self.data_dir,
-            vocabulary=self.vocabulary,
+            vocabulary=vocabulary or self.vocabulary,
         )
 
     @property

@@ -13,6 +13,7 @@ import grain
 import numpy as np
 from jaxtyping import Float32, Int32, Integer
 
+from relpos_jax.data import store
 from relpos_jax.where import Where
 
 
@@ -126,6 +127,7 @@ class _Batches:
         # Slices, so that of a memory-mapped file only these pages are read.
         rows = [self.tokens[start : start + self.length + 1] for start in starts]
         rows = np.stack(rows).astype(np.int32)
+        store.release(self.tokens)  # or they add up to the whole file
         shape = (len(starts), self.length)
         positions = position + np.arange(self.length, dtype=np.int32)
         segments, weight = np.full(shape, segment, np.int32), np.ones(shape, np.float32)

@@ -218,6 +218,11 @@ def run_study(
     plan = plan_study(config)
     run = plan.any_run
     corpus = run.data.load()
+    if corpus.vocabulary.unit != "byte":
+        raise ValueError(
+            f"a study's report is in bits per byte, and data.vocabulary="
+            f"{run.data.vocabulary!r} has {corpus.vocabulary.unit}s: set it to 'bytes'"
+        )
     needed = plan.evaluation.needed(run.training.length)
     if corpus.held_out.size < needed:
         raise ValueError(

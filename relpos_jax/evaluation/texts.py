@@ -87,7 +87,7 @@ class Printer:
         self._ids = np.concatenate([self._ids, tokens])
         data = self._vocabulary.decode(self._ids)
         if self._vocabulary.unit == "subword":  # half a character, perhaps
-            data = data.removesuffix("\ufffd".encode())
+            data = data.decode("utf-8").rstrip("\ufffd").encode("utf-8")
         text = self._decoder.decode(data[self._done :])
         self._done = max(self._done, len(data))
         self._write(self._prompt + text)
