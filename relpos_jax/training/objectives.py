@@ -89,3 +89,23 @@ class NextToken:
         )
         losses, memory, *more = found
         return Outcome(weighted(losses, batch.weight), memory, *(more or [{}]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Transduction:
+    """The cross-entropy of an encoder-decoder's targets; batches are `Pairs`."""
+
+    draws = False
+
+    def __call__(self, model, batch, memory, *, key, spacing) -> Outcome:
+        losses = model.losses(
+            batch.source,
+            batch.source_at,
+            batch.inputs,
+            batch.targets,
+            batch.at,
+            weight=batch.weight,
+            key=key,
+            spacing=spacing,
+        )
+        return Outcome(weighted(losses, batch.weight), memory, {})

@@ -99,9 +99,8 @@ def test_every_token_sees_its_whole_document():
         assert np.all(np.abs(after - before).max(axis=-1) > 1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["rope", pytest.param("deberta", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rope", "deberta"])
 def test_blockwise_is_dense(name):
     tokens, at = tokens_of(2, 20), where.from_lengths(jnp.array([20, 13]), 20)
     for window in (None, 4):

@@ -39,6 +39,7 @@ def run_of(**training) -> RunConfig:
     return RunConfig(DataConfig(), model, TrainingConfig(**(sizes | training)))
 
 
+@pytest.mark.slow
 def test_learns_resumes_and_is_scored(corpus, tmp_path):
     run = run_of()
     for stop in (40, None):
