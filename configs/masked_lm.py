@@ -3,7 +3,7 @@
     python -m experiments.train --config=configs/masked_lm.py --workdir=runs/masked
     python -m experiments.evaluate_masked --workdir=runs/masked
 
-Another encoding: `--config=configs/masked_lm.py:rope` (the names of
+Another encoding: `--config=configs/masked_lm.py:deberta` (the names of
 `relpos_jax.positional.ENCODINGS` that look both ways; the others are refused).
 
 The second command prints bits a masked byte and accuracy on held-out text, by length.
@@ -16,7 +16,7 @@ from relpos_jax.models.config import ModelConfig
 from relpos_jax.training.config import TrainingConfig
 
 
-def get_config(position: str = "t5_bidirectional") -> ml_collections.ConfigDict:
+def get_config(position: str = "rope") -> ml_collections.ConfigDict:
     """Returns the config; `position` is the encoding's name."""
     config = ml_collections.ConfigDict()
     config.data = configs.section(configs.DataConfig, source="stdlib")

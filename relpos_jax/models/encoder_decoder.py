@@ -76,7 +76,8 @@ class EncoderDecoderConfig:
         """Returns an encoder-decoder whose halves have the same sizes.
 
         Args:
-          model: the decoder.
+          model: the decoder. A pattern that looks back only is not the encoder's too:
+            make the two apart.
           encoder_position: the encoder's encoding; None for the decoder's.
           cross: see the class.
         """
@@ -88,7 +89,12 @@ class EncoderDecoderConfig:
     def cross_attention(self) -> ModelConfig:
         """The settings of the layers' attention to the encoder."""
         return dataclasses.replace(
-            self.decoder, bidirectional=True, position=self.cross, window=None
+            self.decoder,
+            bidirectional=True,
+            position=self.cross,
+            window=None,
+            pattern=None,
+            hierarchy=None,
         )
 
 

@@ -19,8 +19,8 @@ from relpos_jax.positional import PositionEncoding, make
 from relpos_jax.where import Where
 from tests import conformance as suite
 
-# The others in `make test-all`: each of them decodes in the conformance suite, and looks
-# both ways in the encoder's tests.
+# The others in `make test-all`: each of them decodes in the conformance suite, and
+# looks both ways in the encoder's tests.
 QUICK = ("sinusoidal", "t5")
 NAMES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
