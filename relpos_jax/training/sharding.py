@@ -49,11 +49,11 @@ PARAMETERS: tuple[tuple[str, tuple[Axes, ...]], ...] = (
     # Position encodings, in a layer or shared; chains and wrappers nest them deeper.
     # Shaw's tables have few rows, and one head where all share it.
     (
-        r"(^|/)position/(.*/)?(projection|key|query|value)$",
+        r"(^|/)(cross_)?position/(.*/)?(projection|key|query|value)$",
         (("width", "heads", None), (None, "heads", None), (None, None, None)),
     ),
-    (r"(^|/)position/(.*/)?embeddings$", ((None, "width"),)),
-    (r"(^|/)position/", _WHOLE),  # biases, slopes, buckets, small networks
+    (r"(^|/)(cross_)?position/(.*/)?embeddings$", ((None, "width"),)),
+    (r"(^|/)(cross_)?position/", _WHOLE),  # biases, slopes, buckets, small networks
     (r"norm[^/]*/(scale|bias)$", _WHOLE),
     (r"attention[^/]*/(query|key|value)/kernel$", (("width", "heads", None),)),
     (r"attention[^/]*/(query|key|value)/bias$", (("heads", None),)),

@@ -1,6 +1,8 @@
 """Encoders: both directions, padding, packed documents, and what is refused."""
 
 import dataclasses
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +127,12 @@ def test_encodings_of_one_direction_are_refused_with_the_reason(name):
     with pytest.raises(ValueError, match="keys at or before the query only"):
         config_of(name)
     config_of(name, bidirectional=False)
+
+
+def test_the_page_lists_what_is_refused():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "encoders.md"
+    (row,) = [x for x in page.read_text().splitlines() if "refused: defined" in x]
+    assert set(re.findall(r"`(\w+)`", row)) == set(ONE_SIDED)
 
 
 def test_what_makes_no_encoder_is_refused():

@@ -11,7 +11,13 @@ from flax import nnx
 
 from relpos_jax import positional
 from relpos_jax.memory import KeyValueCache, SegmentMemory
-from relpos_jax.models import AdaptiveConfig, ModelConfig, TransformerXL
+from relpos_jax.models import (
+    AdaptiveConfig,
+    EncoderDecoder,
+    EncoderDecoderConfig,
+    ModelConfig,
+    TransformerXL,
+)
 from relpos_jax.training import sharding
 from relpos_jax.training.mesh import AXES, MeshConfig
 from relpos_jax.training.optimiser import path_name
@@ -65,6 +71,32 @@ def test_chains_mixtures_and_wrappers_too():
     dape = positional.make("dape", inner={"name": "transformer_xl"})
     for position in ((rope, t5, chain), dape):
         specs_of(shapes_of(position=position, layers=3))
+
+
+def test_encoder_decoders_have_rules_for_both_halves():
+    decoder = ModelConfig(
+        vocabulary=64,
+        layers=1,
+        width=16,
+        heads=4,
+        head_dim=8,
+        feedforward=32,
+        position=positional.make("t5"),
+        activation="geglu",
+        attention_bias=True,
+        embedding_norm=True,
+        tie_embeddings=False,
+    )
+    cross = positional.make("t5_bidirectional")
+    config = EncoderDecoderConfig.of(decoder, cross=cross)
+    model = nnx.eval_shape(lambda: EncoderDecoder(config, key=jax.random.key(0)))
+    specs = specs_of(nnx.as_pure(nnx.state(model)))
+    layer = "decoder/layers/0/cross_attention"
+    assert specs[f"{layer}/key/kernel"] == jax.P(("fsdp",), ("tensor",), None)
+    assert specs["encoder/layers/0/feedforward/gate/kernel"] == (
+        jax.P(("fsdp",), ("tensor",))
+    )
+    assert specs["cross_position/table"] == jax.P()
 
 
 def test_adaptive_tables_are_cut_even_where_the_vocabulary_is_odd():
