@@ -3,6 +3,7 @@
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ def words(path) -> int:
 def small(config, folder, ids):
     """Returns a config's run with small sizes, its data in `folder`."""
     config.data.data_dir = str(folder)
-    config.data.vocabulary_size = ids
+    config.data.vocabulary_size, config.data.documents = ids, True
     config.model.update(layers=1, width=16, heads=2, head_dim=8, feedforward=16)
     config.model.memory_length = 8
     config.training.update(length=8, batch=2, steps=3, log_every=1, steps_per_call=2)
@@ -67,6 +68,20 @@ def test_training_reports_perplexity_per_word(trained):
     # An untrained model knows nothing of the words.
     first = json.loads(lines[0])["perplexity"]
     assert 0.5 * run.model.vocabulary < first < 2 * run.model.vocabulary
+
+
+def test_stopped_and_resumed_it_is_the_same_bit_for_bit(trained):
+    folder, run, _ = trained
+    loop.train(run, folder / "cut", progress=False, stop_after=1)
+    resumed = loop.train(run, folder / "cut", progress=False)
+    whole = loop.train(run, folder / "run", progress=False)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    kept = ("loss", "perplexity", "grad_norm", "tokens")
+    logs = []
+    for name in ("cut", "run"):
+        lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+        logs.append([[json.loads(line)[key] for key in kept] for line in lines])
+    assert logs[0] == logs[1]
 
 
 def test_evaluation_counts_every_word_of_the_test_set_once(trained):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ def fingerprint(vocabulary: Vocabulary) -> str:
 def save(vocabulary: Vocabulary, path: str | os.PathLike) -> None:
     """Writes a vocabulary as JSON, whole or not at all."""
     path = pathlib.Path(path)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     draft.write_text(_json(vocabulary) + "\n", encoding="utf-8")
     os.replace(draft, path)
 

@@ -99,6 +99,13 @@ def test_splits_are_the_authors(tmp_path, reachable):
     # Prepared now, and read again without preparing.
     again = corpora.load("tfds:relpos_notes", data_dir=tmp_path)
     assert again.sha256 == corpus.sha256
+    # Each document of words ends with the end of a line, the last one too.
+    words = corpora.load("tfds:relpos_notes", data_dir=tmp_path, vocabulary="words")
+    ends = words.train == words.vocabulary.words.index("<eos>")
+    assert ends.sum() == 2 * 2500 and ends[-1]
+    assert words.train_documents.size == 2500
+    first = words.vocabulary.words.index("document")
+    assert (words.train[words.train_documents] == first).all()
     some = corpora.load("tfds:relpos_notes", data_dir=tmp_path, max_bytes=100)
     assert some.train.tobytes() == corpus.train[:90].tobytes()
     assert some.held_out.tobytes() == corpus.held_out[:10].tobytes()
@@ -218,4 +225,4 @@ def test_records_are_joined_only_as_far_as_needed():
     records = tokens.before(tfds_text._records(source, "text"), 100, "byte")
     text = b"".join(record.text for record in records)
     assert text == (b"ab\ncd\n" * 20)[:100]
-    assert source.read == 1024
+    assert source.read == 64
