@@ -167,9 +167,18 @@ def temporaries(mask, length):
     return gradient.lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
 
+def slow(mask):
+    return pytest.param(mask, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "mask",
-    [Window(64), Dilated(8, 8), WindowGlobal(64, (0, 700)), Strided(32)],
+    [
+        Window(64),
+        slow(Dilated(8, 8)),
+        slow(WindowGlobal(64, (0, 700))),
+        slow(Strided(32)),
+    ],
     ids=lambda mask: type(mask).__name__,
 )
 def test_memory_grows_linearly(mask):
@@ -217,11 +226,11 @@ def visited(mask, length, block=32):
 @pytest.mark.parametrize(
     "mask",
     [
-        Dilated(16, 16),
-        WindowGlobal(64, (0, 300, 777)),
+        slow(Dilated(16, 16)),
+        slow(WindowGlobal(64, (0, 300, 777))),
         WindowGlobal(64, (0, 300, 777), causal=False),
         BigBird(32),
-        BigBird(32, causal=False, blocks=64),
+        slow(BigBird(32, causal=False, blocks=64)),
     ],
     ids=repr,
 )

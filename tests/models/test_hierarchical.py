@@ -23,7 +23,10 @@ LENGTH, SEGMENT = 14, 4
 SIZES = dict(vocabulary=11, layers=2, width=24, heads=2, head_dim=8, feedforward=16)
 
 
-@pytest.fixture(scope="module", params=["alibi", "rope"])
+@pytest.fixture(
+    scope="module",
+    params=["alibi", pytest.param("rope", marks=pytest.mark.slow)],
+)
 def made(request):
     """A model with ALiBi or RoPE across segments, and the other one within."""
     other = {"alibi": "rope", "rope": "alibi"}[request.param]
