@@ -51,7 +51,9 @@ class _TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         found = text_sets.SETS[self.name]
         folder = self.given
         if folder is None:
-            folder = dl_manager.download_and_extract(found.url)
+            folder = text_files.unpack(
+                os.fspath(dl_manager.download(found.url)), found.url
+            )
         paths = text_files.find(Path(os.fspath(folder)), found)
         return {
             split: self._generate_examples(paths.get(split) or paths["whole"], split)

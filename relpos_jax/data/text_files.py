@@ -8,7 +8,13 @@ few or too many tokens.
 import codecs
 import collections
 import hashlib
+import os
 import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +36,9 @@ _KINDS = {
 }
 _WEB_PAGE = re.compile(rb"\s*<(!doctype html|html|head|body)\b", re.IGNORECASE)
 _HEADING = re.compile(rb" = (?!= ).*[^=] = ?\n")
+
+# What unpacking raises for a file that is no archive, or not all of one.
+_BROKEN = (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error)
 
 
 class UnusableFile(ValueError):
@@ -57,6 +66,40 @@ class Record(NamedTuple):
 
     text: bytes
     begins: bool
+
+
+def unpack(archive: str | Path, url: str) -> Path:
+    """Unpacks a download beside itself, once; returns the folder.
+
+    TFDS's own way needs TensorFlow.
+
+    Args:
+      archive: the downloaded file.
+      url: where it is from; its end says what kind of archive it should be.
+
+    Raises:
+      UnusableFile: it is no such archive.
+    """
+    archive = Path(archive)
+    folder = archive.with_name(f"{archive.name}.unpacked")
+    if folder.is_dir():
+        return folder
+    kind = "zip" if url.endswith(".zip") else "gztar"
+    # Python before 3.11.4 has no filters of what an archive may do.
+    careful = kind == "gztar" and hasattr(tarfile, "data_filter")
+    options = {"filter": "data"} if careful else {}
+    with tempfile.TemporaryDirectory(dir=archive.parent) as draft:
+        try:
+            shutil.unpack_archive(archive, f"{draft}/all", kind, **options)
+        except _BROKEN as error:
+            with open(archive, "rb") as file:
+                head = file.read(60)
+            archive.unlink()  # or it would be taken for the download the next time
+            raise UnusableFile(
+                f"{url} gave no whole archive of kind {kind}, but {head!r}... ({error})"
+            ) from error
+        os.rename(f"{draft}/all", folder)
+    return folder
 
 
 def find(folder: str | Path, found: TextSet) -> dict[str, Path]:

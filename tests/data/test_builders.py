@@ -1,5 +1,10 @@
+import functools
+import http.server
 import socket
+import tarfile
+import threading
 import time
+import zipfile
 
 import numpy as np
 import pytest
@@ -129,3 +134,51 @@ def test_damaged_tokens_are_named(tmp_path, penn):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="train.tokens has 100 bytes: .* the 420"):
         corpora.load("tfds:ptb", vocabulary="words", data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves the folder `served` on this machine; yields its address."""
+    (tmp_path / "served").mkdir()
+    handler = functools.partial(Quiet, directory=tmp_path / "served")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
+        thread = threading.Thread(target=found.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+def test_a_set_is_downloaded_and_unpacked(tmp_path, penn, monkeypatch, server):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    counts = [words(penn / name) for name in made_up.PTB]
+    archive = f"{server}/simple-examples.tgz"
+    made_up.expect(monkeypatch, "ptb", *counts, url=archive)
+    with pytest.raises(RuntimeError, match="preparing it failed.*experiments.prepare"):
+        prepare.prepare("ptb", data_dir=tmp_path / "data")
+    with tarfile.open(tmp_path / "served" / "simple-examples.tgz", "w:gz") as tar:
+        for path in penn.iterdir():
+            tar.add(path, f"simple-examples/data/{path.name}")
+    report = prepare.prepare("ptb", data_dir=tmp_path / "data")
+    assert f"{counts[0]} words and ends of lines, as published" in report
+    page = f"{server}/page.tgz"
+    (tmp_path / "served" / "page.tgz").write_text("<html>please log in</html>")
+    made_up.expect(monkeypatch, "ptb", *counts, url=page)
+    for _ in range(2):
+        with pytest.raises(UnusableFile, match="page.tgz gave no .*log in"):
+            prepare.prepare("ptb", data_dir=tmp_path / "other")
+    with zipfile.ZipFile(tmp_path / "served" / "text8.zip", "w") as file:
+        file.writestr("text8", b"abcdefghi " * 10)
+    zipped = f"{server}/text8.zip"
+    made_up.expect(monkeypatch, "text8", 90, 5, 5, url=zipped)
+    assert "90 bytes, as published" in prepare.prepare("text8", data_dir=tmp_path / "d")
+    whole = (tmp_path / "served" / "text8.zip").read_bytes()
+    (tmp_path / "served" / "text8.zip").write_bytes(whole[:-30])
+    with pytest.raises(UnusableFile, match="text8.zip gave no whole archive"):
+        prepare.prepare("text8", data_dir=tmp_path / "e")
