@@ -38,7 +38,7 @@ VARIANTS = {
     "18": (_BASE | dict(layers=18, feedforward=3500), _SHORT),
     "large": (
         dict(layers=24, width=1024, heads=8, head_dim=128)
-        | dict(feedforward=3072, dropout=0.15),
+        | dict(feedforward=3072, dropout=0.15, attention_dropout=0.15),
         dict(length=768, batch=64, steps=400_000, warmup=4000),
     ),
 }

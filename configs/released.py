@@ -4,8 +4,7 @@ Not a config of its own: `configs/enwik8.py`, `text8.py`, `wikitext103.py`,
 `one_billion_word.py` and `ptb.py` fill it in. Post-norm, ReLU, no norm behind the last
 layer, shared u and v, a bias a token id, Adam without weight decay, a cosine down to 0.
 
-Left out, since the model has no such switch: dropout on attention weights (`dropatt`,
-with which the large models were trained). `same_length` and `clamp_len` are settings of
+`dropatt` is `model.attention_dropout`. `same_length` and `clamp_len` are settings of
 the evaluation there: `--config.model.window` and `--config.model.position.knobs.clamp`.
 """
 

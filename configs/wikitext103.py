@@ -32,6 +32,7 @@ from relpos_jax.report.parameters import Published
 
 VOCABULARY, CUTOFFS = 267_735, (20_000, 40_000, 200_000)
 _LARGE = dict(layers=18, width=1024, heads=16, head_dim=64, feedforward=4096)
+_DROPS = dict(dropout=0.2, attention_dropout=0.2)
 _LONG = dict(length=384, batch=128, steps=4_000_000, warmup=16_000)
 _FIRST_UNTIED = dict(div_val=4, tie_projections=(False, True, True, True))
 VARIANTS = {
@@ -41,9 +42,13 @@ VARIANTS = {
         dict(length=150, batch=60, steps=200_000),
         {},
     ),
-    "large": (_LARGE | dict(dropout=0.2, init_std=0.005), _LONG, _FIRST_UNTIED),
+    "large": (
+        _LARGE | dict(**_DROPS, init_std=0.005),
+        _LONG,
+        _FIRST_UNTIED,
+    ),
     "large_16": (
-        _LARGE | dict(layers=16, dropout=0.2, init_std=0.005),
+        _LARGE | dict(layers=16, **_DROPS, init_std=0.005),
         _LONG,
         dict(div_val=4),
     ),

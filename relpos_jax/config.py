@@ -88,7 +88,8 @@ class RunConfig:
     """One model trained once.
 
     Raises:
-      ValueError: shuffled windows, or randomized positions, with memory.
+      ValueError: shuffled windows, or randomized positions, with memory; gradients
+        through segments without memory, or with one that doesn't start empty.
     """
 
     data: DataConfig
@@ -111,6 +112,15 @@ class RunConfig:
                 "of a whole sequence at once, which excludes memory "
                 f"(model.memory_length={memory}): segments of one text would not fit "
                 "together. Set model.memory_length=0, or training.positions='offset'."
+            )
+        depth = self.training.gradient_depth
+        if depth and not (memory and self.model.memory_start == "empty"):
+            raise ValueError(
+                f"training.gradient_depth={depth} needs a memory that starts empty, "
+                f"got model.memory_length={memory} and model.memory_start="
+                f"{self.model.memory_start!r}: without memory there is nothing that a "
+                "gradient could go through, and before the first segments stand empty "
+                "ones, which would push a memory of zeros out."
             )
 
 

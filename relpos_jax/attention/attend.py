@@ -8,6 +8,7 @@ from relpos_jax.attention import core
 from relpos_jax.attention.blockwise import Plan
 from relpos_jax.attention.core import Operands
 from relpos_jax.attention.dense import attend_dense
+from relpos_jax.attention.dropout import dropped
 from relpos_jax.attention.patterns import check_sense
 from relpos_jax.attention.ring import Ring, attend_ring, ring_size, steps_needed
 from relpos_jax.attention.strips import (
@@ -42,6 +43,8 @@ def attend(
     layout: Layout | None = None,
     implementation: str = "auto",
     blocks: tuple[int, int] | None = None,
+    dropout: float = 0.0,
+    key: jax.Array | None = None,
 ) -> Float[Array, "b q h e"]:
     """Returns attention with the encoding's scores and values, in `v`'s type.
 
@@ -64,13 +67,20 @@ def attend(
         axis "sequence" of the mesh in use, see `attention.ring`) or "auto": the ring
         where the mesh has such an axis and there are queries for each of its devices.
       blocks: queries and keys a block, for "blockwise".
+      dropout: the part of the weights that is zeroed after the softmax, the others
+        being raised to make up for it. Which ones depends on `key` and their places
+        alone: "dense", "pairs" and "blockwise" give the same numbers.
+      key: for dropout; None for none.
 
     Raises:
       ValueError: shapes that do not fit together, an unknown implementation, a ring
         without a mesh, a mask that makes no sense with the encoding (see
-        `patterns.check_sense`), or (when not traced) positions that contradict the
-        layout. When traced, rows that contradict it are NaN.
+        `patterns.check_sense`), a rate outside [0, 1), dropout on a ring or on a
+        pattern of several parts by blocks, or (when not traced) positions that
+        contradict the layout. When traced, rows that contradict it are NaN.
     """
+    drop = dropped(key, dropout)
+    _refuse(implementation, drop)
     _check(q, k, v, q_at, k_at, implementation)
     check_sense(encoding, mask)
     good = None
@@ -97,10 +107,13 @@ def attend(
         implementation = "dense" if queries * keys <= DENSE_BELOW else "blockwise"
         if 1 < ring_size() <= queries:
             implementation = "ring"
+    _refuse(implementation, drop)
     unit = layout is not None and layout.unit
     operands = Operands(q, k, v, turned_q, turned_k, None, params, q_data, k_data)
     if implementation == "blockwise":
-        out = attend_strips(encoding, mask, scale, layout, operands, q_at, k_at, blocks)
+        out = attend_strips(
+            encoding, mask, scale, layout, operands, q_at, k_at, blocks, drop
+        )
     elif implementation == "ring":
         pieces = ring_size()
         wide = encoding.saturation() is None and has_vectors(encoding, params)
@@ -116,7 +129,7 @@ def attend(
         if unit and implementation == "dense":
             operands = with_rows(encoding, operands, layout)
         operands = core.with_heads_first(operands)
-        out = attend_dense(encoding, mask, scale, operands, q_at, k_at)
+        out = attend_dense(encoding, mask, scale, operands, q_at, k_at, drop)
         out = jnp.swapaxes(out, 1, 2)
     if good is not None:
         out = jnp.where(good[:, None, None, None], out, jnp.nan)
@@ -153,6 +166,14 @@ def _pad(plan: Plan, operands: Operands, q_at: Where, k_at: Where, pieces: int):
     q_at = Where(*(fill(x, q_size, 1) for x in q_at))
     k_at = Where(*(fill(x, k_size, 1) for x in k_at))
     return operands, q_at, k_at
+
+
+def _refuse(implementation: str, drop):
+    if implementation == "ring" and drop is not None:
+        raise ValueError(
+            "a ring has no dropout on attention weights: set attention_dropout to 0, "
+            "or use a mesh without a sequence axis"
+        )
 
 
 def _check(q, k, v, q_at, k_at, implementation):

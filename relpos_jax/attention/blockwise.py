@@ -17,6 +17,7 @@ import numpy as np
 
 from relpos_jax.attention import core
 from relpos_jax.attention.core import NEVER, Operands
+from relpos_jax.attention.dropout import Dropped, kept
 from relpos_jax.masks import Mask
 from relpos_jax.positional.protocol import PositionEncoding
 from relpos_jax.relative import Layout
@@ -169,17 +170,29 @@ def _block(plan: Plan, operands: Operands, q_at, k_at, pair, far: bool):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend_blockwise(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+def attend_blockwise(
+    plan: Plan,
+    operands: Operands,
+    q_at: Where,
+    k_at: Where,
+    drop: Dropped | None = None,
+):
     """Returns what `attend_dense` does, and each row's log-sum-exp: see `forward`.
 
     The operands have time before heads, unlike everywhere else in attention: blocks are
     turned round as they are cut, and no whole copies are made. Lengths must be whole
     numbers of blocks.
     """
-    return forward(plan, operands, q_at, k_at)
+    return forward(plan, operands, q_at, k_at, drop)
 
 
-def forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
+def forward(
+    plan: Plan,
+    operands: Operands,
+    q_at: Where,
+    k_at: Where,
+    drop: Dropped | None = None,
+):
     """Returns the output `[b t h d]` and each row's log-sum-exp `[b t h]`, float32.
 
     The latter is `NEVER` where a row has seen nothing.
@@ -191,7 +204,7 @@ def forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
     total = jnp.zeros(rows, jnp.float32)
 
     def step(carry, pair, far):
-        part, q_here, k_here, q0, _, _ = _block(plan, operands, q_at, k_at, pair, far)
+        part, q_here, k_here, q0, k0, _ = _block(plan, operands, q_at, k_at, pair, far)
         old_out, old_high, old_total = (_cut(x, q0, plan.q_block) for x in carry)
         visible = plan.mask(q_here, k_here)[:, None]
         logits = core.logits_of(
@@ -203,6 +216,8 @@ def forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
         weights = jnp.where(visible, jnp.exp(logits - high[..., None]), 0.0)
         fade = jnp.exp(old_high - high)
         new_total = fade * old_total + jnp.sum(weights, axis=-1)
+        if drop is not None:
+            weights = weights * kept(drop, weights.shape, q0, k0)
         added = core.values_of(
             plan.encoding, part, weights, q_here, k_here, plan.scale, visible
         )
@@ -226,6 +241,7 @@ def backward(
     log_total,
     d_out,
     d_log_total=0.0,
+    drop: Dropped | None = None,
 ) -> Operands:
     """Returns the operands' gradients, float32.
 
@@ -250,6 +266,8 @@ def backward(
             )
 
         def values(part, weights):
+            if drop is not None:
+                weights = weights * kept(drop, weights.shape, q0, k0)
             return core.values_of(
                 plan.encoding, part, weights, q_here, k_here, plan.scale, visible
             )
@@ -292,16 +310,16 @@ def backward(
     return _scan(step, zero, plan, q_at, k_at)
 
 
-def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where):
-    out, log_total = forward(plan, operands, q_at, k_at)
-    return (out, log_total), (operands, q_at, k_at, out, log_total)
+def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where, drop=None):
+    out, log_total = forward(plan, operands, q_at, k_at, drop)
+    return (out, log_total), ((operands, q_at, k_at, out, log_total), drop)
 
 
 def _backward(plan: Plan, saved, gradients):
-    operands = saved[0]
-    total = backward(plan, *saved, *gradients)
-    d_operands = jax.tree.map(lambda x, y: x.astype(y.dtype), total, operands)
-    return d_operands, None, None
+    known, drop = saved
+    total = backward(plan, *known, *gradients, drop)
+    d_operands = jax.tree.map(lambda x, y: x.astype(y.dtype), total, known[0])
+    return d_operands, None, None, None
 
 
 attend_blockwise.defvjp(_forward, _backward)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from relpos_jax.attention import core
 from relpos_jax.attention.core import NEVER, Operands
+from relpos_jax.attention.dropout import Dropped, kept
 from relpos_jax.masks import Mask
 from relpos_jax.positional.protocol import PositionEncoding
 from relpos_jax.where import Where
@@ -17,6 +18,7 @@ def attend_dense(
     operands: Operands,
     q_at: Where,
     k_at: Where,
+    drop: Dropped | None = None,
 ) -> jax.Array:
     """Returns `[b h q d]` float32: softmax of the visible scores times the values.
 
@@ -29,4 +31,6 @@ def attend_dense(
     weights = jnp.where(visible, jnp.exp(logits - highest), 0.0)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     weights = weights / jnp.where(total > 0, total, 1.0)
+    if drop is not None:
+        weights = weights * kept(drop, weights.shape)
     return core.values_of(encoding, operands, weights, q_at, k_at, scale, visible)

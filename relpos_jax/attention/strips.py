@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from relpos_jax.attention import core
 from relpos_jax.attention.blockwise import Plan, attend_blockwise
 from relpos_jax.attention.core import Operands
+from relpos_jax.attention.dropout import Dropped
 from relpos_jax.masks import Mask, Strip
 from relpos_jax.positional.protocol import Params, PositionEncoding
 from relpos_jax.relative import Layout, descending
@@ -33,14 +34,24 @@ def attend_strips(
     q_at: Where,
     k_at: Where,
     blocks: tuple[int, int] | None,
+    drop: Dropped | None = None,
 ) -> jax.Array:
-    """Returns `[b q h d]` float32, as `attend_dense`, for operands with time first."""
+    """Returns `[b q h d]` float32, as `attend_dense`, for operands with time first.
+
+    Raises:
+      ValueError: dropout with tokens that don't keep their places.
+    """
     outs, totals = [], []
+    if drop is not None and any(s.fold > 1 or s.gather for s in mask.strips()):
+        raise ValueError(
+            f"{mask} has no dropout on attention weights by blocks, which move its "
+            "tokens: set attention_dropout to 0, or use implementation='dense'"
+        )
     for strip in mask.strips():
         if strip.fold > 1 and (layout is None or not layout.unit):
             strip = strip._replace(fold=1)
         out, total = _attend(
-            encoding, strip, scale, layout, operands, q_at, k_at, blocks
+            encoding, strip, scale, layout, operands, q_at, k_at, blocks, drop
         )
         outs.append(out)
         totals.append(total)
@@ -63,7 +74,7 @@ def merge(outs: list[jax.Array], totals: list[jax.Array]) -> jax.Array:
     return sum(out * (share / whole)[..., None] for out, share in parts)
 
 
-def _attend(encoding, strip: Strip, scale, layout, operands, q_at, k_at, blocks):
+def _attend(encoding, strip: Strip, scale, layout, operands, q_at, k_at, blocks, drop):
     """Returns one strip's output and log-sum-exp, queries where they stood."""
     if strip.gather:
         return _gathered(encoding, strip, scale, operands, q_at, k_at, blocks)
@@ -75,7 +86,7 @@ def _attend(encoding, strip: Strip, scale, layout, operands, q_at, k_at, blocks)
         q_at = Where(*(_fold(x, fold, before) for x in q_at))
         k_at = Where(*(_fold(x, fold, 0) for x in k_at))
         layout = Layout(layout.offset // fold)
-    found = _run(encoding, strip, scale, layout, operands, q_at, k_at, blocks)
+    found = _run(encoding, strip, scale, layout, operands, q_at, k_at, blocks, drop)
     if fold > 1:
         found = tuple(_unfold(x, fold)[:, before : before + queries] for x in found)
     return found
@@ -103,7 +114,9 @@ def _gathered(encoding, strip: Strip, scale, operands, q_at, k_at, blocks):
     return tuple(take(x, back) for x in found)
 
 
-def _run(encoding, strip: Strip, scale, layout, operands, q_at, k_at, blocks):
+def _run(
+    encoding, strip: Strip, scale, layout, operands, q_at, k_at, blocks, drop=None
+):
     queries, keys = operands.q.shape[1], operands.k.shape[1]
     if blocks is None:
         blocks = _blocks(encoding, strip, layout, operands)
@@ -116,7 +129,7 @@ def _run(encoding, strip: Strip, scale, layout, operands, q_at, k_at, blocks):
     operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
     if layout is not None and layout.unit:
         operands = with_rows(encoding, operands, layout, strip.fold)
-    out, total = attend_blockwise(plan, operands, q_at, k_at)
+    out, total = attend_blockwise(plan, operands, q_at, k_at, drop)
     return out[:, :queries], total[:, :queries]
 
 

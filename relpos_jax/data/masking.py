@@ -85,6 +85,11 @@ class Masked:
     seed: int
 
     @property
+    def batch_size(self) -> int:
+        """Rows of a batch, of all processes together."""
+        return self.batches.batch_size
+
+    @property
     def steps_per_epoch(self) -> int:
         """Steps in which the text is read once."""
         return self.batches.steps_per_epoch

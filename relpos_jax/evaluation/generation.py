@@ -70,7 +70,9 @@ class Decoder:
         """Returns an empty memory."""
         model = nnx.merge(self.graphdef, self.params)
         if self.kind == "segment":
-            return model.init_memory(batch, self.length)
+            # Padding in front of prompts must not push zeros out that they still see.
+            spare = self.prefill if self.config.memory_start == "zeros" else 0
+            return model.init_memory(batch, self.length + spare)
         if self.kind == "cache":
             return model.init_cache(batch, self.length)
         # A call's last query must still find the first key of its window.
@@ -118,8 +120,9 @@ def prepare(
 
     With a ring or segment memory each token sees itself and the `length` tokens before
     it, however the text was cut into calls (`same_length`, as TensorFlow's code counts
-    it), or fewer if the model has a narrower window. Nothing stands before a text,
-    whatever `config.memory_start` says.
+    it), or fewer if the model has a narrower window. Before a text stands nothing, or,
+    where `config.memory_start` is "zeros", the zero vectors that the model was trained
+    with: in segment memory alone, which "auto" then is.
 
     Args:
       config: of the model.
@@ -133,8 +136,9 @@ def prepare(
 
     Raises:
       ValueError: an unknown kind, sizes that are not positive, no `length` where the
-        model gives none, segment memory with an absolute encoding, or a pattern that
-        looks back farther than a ring or segment memory.
+        model gives none, segment memory with an absolute encoding, a pattern that
+        looks back farther than a ring or segment memory, or another memory for a model
+        whose memory starts with zeros.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
@@ -142,8 +146,15 @@ def prepare(
     sparse = config.pattern is not None or config.hierarchy is not None
     if sparse:
         trained = (config.reach or 1) - 1
+    zeros = config.memory_start == "zeros" and config.memory_length > 0
     if kind == "auto":
-        kind = "ring" if trained else "cache"
+        kind = "segment" if zeros else "ring" if trained else "cache"
+    if zeros and kind != "segment":
+        raise ValueError(
+            f"kind='{kind}' keeps keys and values of tokens, and the model's memory "
+            "starts with zero vectors (memory_start='zeros'): take kind='segment', or "
+            "replace memory_start by 'empty' for a start that it was not trained with"
+        )
     if length is None:
         # Few lengths, few compiled programs.
         length = -(-tokens // 256) * 256 if kind == "cache" else trained
@@ -169,8 +180,7 @@ def prepare(
             )
     elif kind != "cache":
         config = dataclasses.replace(config, window=window)
-    # Zeros before a text would have to stand right before each row's first token.
-    changes = dict(dropout=0.0, attention="auto", memory_start="empty")
+    changes = dict(dropout=0.0, attention_dropout=0.0, attention="auto")
     config = dataclasses.replace(config, **changes)
     config, params = surgery.tabulate(config, params, window)
     graphdef, _ = surgery.skeleton(config)
@@ -270,6 +280,8 @@ def programs(graphdef: nnx.GraphDef, chunk: int) -> tuple[Callable, Callable]:
     def step(params, memory, tokens, at):
         model = nnx.merge(graphdef, params)
         spacing = "any" if isinstance(memory, KeyValueCache) else "unit"
+        if model.config.memory_start == "zeros":
+            spacing = "rising"  # padding may stand between zeros and the first token
         hidden, memory = model.hidden(tokens, at, memory, spacing=spacing)
         return model.logits(hidden[:, -1:])[:, 0], memory
 

@@ -22,12 +22,10 @@ from relpos_jax.config import RunConfig
 from relpos_jax.models import ModelConfig, TransformerXL
 from relpos_jax.models.layers import as_arrays
 from relpos_jax.positional import Dims, PositionEncoding, merge
-from relpos_jax.positional.positions import PositionSampler
 from relpos_jax.positional.tabulated import TABLE, Tabulated
-from relpos_jax.training import optimiser
-from relpos_jax.training.loop import make_batches
+from relpos_jax.training.loop import make_batches, step_keys
 from relpos_jax.training.optimiser import path_name
-from relpos_jax.training.state import initial, key_for
+from relpos_jax.training.state import initial
 from relpos_jax.training.step import make_train_call
 
 _OWN = re.compile(r"layers/(\d+)/attention/position/")
@@ -131,12 +129,9 @@ def adapt(
     model = nnx.merge(transplant.graphdef, transplant.params)
     params = jax.tree.map(jnp.copy, nnx.as_pure(transplant.params))
     memory = model.init_memory(training.batch)
-    state = initial(params, optimiser.build(training), memory)
+    state = initial(params, training, memory)
     call = make_train_call(transplant.graphdef, training)
-    key = key_for(training.seed, "dropout") if transplant.config.dropout else None
-    positions = None
-    if training.sampler != PositionSampler():
-        positions = key_for(training.seed, "positions")
+    key, positions = step_keys(transplant.config, training)
     batches, losses = make_batches(run, corpus), []
     for step in range(0, training.steps, training.steps_per_call):
         count = min(training.steps_per_call, training.steps - step)
@@ -144,7 +139,7 @@ def adapt(
         state, report = call(state, stack, count, key, positions)
         loss = report.loss[:count] / jnp.maximum(report.count[:count], 1)
         losses += loss.tolist()
-    return transplant._replace(params=state.params), losses
+    return transplant._replace(params=state.evaluated), losses
 
 
 def tabulate(

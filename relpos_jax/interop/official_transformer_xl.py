@@ -71,6 +71,7 @@ def model_config(
         tie_embeddings=bool(settings.get("tie_weight", True)),
         output_bias=True,
         dropout=float(settings.get("dropout") or 0.0),
+        attention_dropout=float(settings.get("dropatt") or 0.0),
         memory_length=memory,
         window=same_length(memory) if settings.get("same_length") else None,
         adaptive=_adaptive(settings, head_order),

@@ -19,7 +19,6 @@ from relpos_jax.evaluation import perplexity, windows
 from relpos_jax.evaluation.config import EvaluationConfig
 from relpos_jax.models import ModelConfig, TransformerXL
 from relpos_jax.positional import PositionEncoding
-from relpos_jax.training import optimiser
 from relpos_jax.training.checkpoints import Checkpoints
 from relpos_jax.training.config import TrainingConfig
 from relpos_jax.training.state import initial
@@ -64,6 +63,8 @@ def load_run(
 ) -> tuple[ModelConfig, nnx.GraphDef, PyTree]:
     """Returns the model of a run, trained or imported, at its newest checkpoint.
 
+    A run with `training.ema` gives the average of its parameters.
+
     Not for a run that is being trained at the time: opening its checkpoints removes a
     half-written one.
 
@@ -96,10 +97,9 @@ def load_run(
         target = {"params": params}
     else:
         training = configs.take(run["training"], TrainingConfig, "training")
-        optimizer = optimiser.build(training)
         target = jax.eval_shape(
             lambda params: initial(
-                params, optimizer, model.init_memory(training.batch)
+                params, training, model.init_memory(training.batch)
             )._asdict(),
             params,
         )
@@ -111,7 +111,9 @@ def load_run(
         found = checkpoints.restore_newest(target)
     if found is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint")
-    return config, graphdef, found[1]["params"]
+    tree = found[1]
+    average = tree.get("average")
+    return config, graphdef, tree["params"] if average is None else average
 
 
 def model_config(values: Mapping[str, Any]) -> ModelConfig:

@@ -112,7 +112,7 @@ def settings_of(config: ModelConfig) -> dict[str, Any]:
         "pre_lnorm": config.norm == "pre",
         "layer_norm_epsilon": config.norm_epsilon,
         "dropout": config.dropout,
-        "dropatt": 0.0,
+        "dropatt": config.attention_dropout,
         "attn_type": 0,
         "sample_softmax": -1,
         "adaptive": True,
@@ -125,7 +125,7 @@ def load(folder: str | os.PathLike) -> tuple[ModelConfig, nnx.GraphDef, PyTree]:
 
     The weights are `model.safetensors`, or else `pytorch_model.bin`, which needs torch;
     no pickled code is executed. Tied arrays may stand under one or all of their names
-    (safetensors' holds each once). Attention dropout (`dropatt`) is not ours.
+    (safetensors' holds each once).
 
     Returns:
       The configuration, and graph and parameters for `nnx.merge`.

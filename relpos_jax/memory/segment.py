@@ -53,10 +53,10 @@ class SegmentMemory(NamedTuple):
         """Returns `project` of all states, their places, and an entry to `write`.
 
         `project` turns layer inputs into keys, values and features. No gradient enters
-        memory.
+        memory, unless it is `differentiable`.
         """
         self.check(x.shape[0], x.shape[2])
-        old = jax.lax.stop_gradient(self.hidden[layer]).astype(x.dtype)
+        old = self._gate(self.hidden[layer]).astype(x.dtype)
         projected = project(jnp.concatenate([old, x], axis=1))
         return projected, where.concatenate(self.at, at), x
 
@@ -70,7 +70,18 @@ class SegmentMemory(NamedTuple):
         hidden = jnp.concatenate([self.hidden, new], axis=2)[:, :, start:]
         place = jax.tree.map(lambda x: x[:, start:], where.concatenate(self.at, at))
         assert hidden.shape[2] == length
-        return SegmentMemory(jax.lax.stop_gradient(hidden), place)
+        return self._replace(hidden=self._gate(hidden), at=place)
+
+    def differentiable(self) -> "DifferentiableMemory":
+        """Returns the same memory, through which gradients flow from now on."""
+        return DifferentiableMemory(*self)
+
+    def detached(self) -> "SegmentMemory":
+        """Returns the same memory, through which no gradient flows."""
+        return SegmentMemory(jax.lax.stop_gradient(self.hidden), self.at)
+
+    def _gate(self, hidden: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(hidden)
 
     def check(self, batch: int, width: int) -> None:
         """Raises ValueError if the memory is another batch's or another model's."""
@@ -80,3 +91,14 @@ class SegmentMemory(NamedTuple):
                 f"{self.hidden.shape[3]}, but tokens have batch {batch} and width "
                 f"{width}; start from model.init_memory(batch)"
             )
+
+
+class DifferentiableMemory(SegmentMemory):
+    """Segment memory through which gradients flow, into what wrote it.
+
+    For losses over several segments in one graph, such as training with gradients
+    through the last k. A type of its own, so that no gradient passes unless asked.
+    """
+
+    def _gate(self, hidden: jax.Array) -> jax.Array:
+        return hidden

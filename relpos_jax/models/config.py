@@ -66,6 +66,7 @@ class ModelConfig:
       tie_embeddings: use the embedding matrix as the output projection.
       output_bias: add a bias per token id to the logits.
       dropout: rate on embeddings, sub-layer outputs and inner feed-forward units.
+      attention_dropout: rate on attention weights (`dropatt` of the released code).
       memory_length: slots of segment memory in training.
       window: a query sees this many keys on each side that it looks at, itself among
         them; None for all
@@ -77,6 +78,9 @@ class ModelConfig:
         `window` and `pattern`; None for a single level.
       dtype: of the computation; parameters are float32.
       attention: implementation, see `relpos_jax.attention.attend`.
+      remat: compute each layer again in the backward pass instead of keeping what is
+        inside it (`jax.checkpoint`): less memory, a forward pass more, the same
+        numbers to rounding.
       init_std: standard deviation of all initial matrices; None for 1/sqrt(fan in).
       adaptive: clusters of the embedding and the softmax (`tie_embeddings` ties their
         tables, `output_bias` gives all of the softmax biases); None for a plain one.
@@ -99,10 +103,12 @@ class ModelConfig:
     tie_embeddings: bool = True
     output_bias: bool = False
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     memory_length: int = 0
     window: int | None = None
     dtype: str = "float32"
     attention: str = "auto"
+    remat: bool = False
     init_std: float | None = None
     adaptive: AdaptiveConfig | None = None
     memory_start: str = "empty"
@@ -140,8 +146,10 @@ class ModelConfig:
                 raise ValueError(
                     f"{name} must be one of {known}, got {getattr(self, name)!r}"
                 )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                value = getattr(self, name)
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
         if self.memory_length < 0:
             raise ValueError(f"memory_length is negative: {self.memory_length}")
         if self.norm_epsilon <= 0:

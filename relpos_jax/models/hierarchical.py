@@ -38,7 +38,7 @@ class Across(Attention):
             )
         super().__init__(config, key=key, encoding=encoding, mask=Earlier())
 
-    def look(self, params, q, k, v, features, at, k_at, layout):
+    def look(self, params, q, k, v, features, at, k_at, layout, key=None):
         config = self.config
         size, implementation = config.hierarchy.segment, config.attention
         k, v, k_at = summarise(k, v, k_at, size)
@@ -55,4 +55,6 @@ class Across(Attention):
             k_at,
             mask=self.mask,
             implementation=implementation,
+            dropout=config.attention_dropout,
+            key=key,
         )

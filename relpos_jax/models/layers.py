@@ -132,10 +132,12 @@ class Attention(nnx.Module):
         shared: Params,
         normalise,
         layout: Layout | None,
+        key: jax.Array | None = None,
     ):
         """Returns the sub-layer's output `[b t w]` and this layer's memory entry.
 
-        `normalise` acts on queries' and keys' inputs alike, memory's among them.
+        `normalise` acts on queries' and keys' inputs alike, memory's among them. `key`
+        is for dropout on attention weights.
         """
         config, encoding = self.config, self.encoding
         params = self.parameters(shared)
@@ -147,10 +149,10 @@ class Attention(nnx.Module):
         (k, v, features), k_at, entry = memory.read(layer, x, at, project)
         features = _narrow(features, encoding, config.dims, memory)
         q = self.query(normalise(x))
-        out = self.look(params, q, k, v, features, at, k_at, layout)
+        out = self.look(params, q, k, v, features, at, k_at, layout, key)
         return self.output(out), entry
 
-    def look(self, params, q, k, v, features, at: Where, k_at: Where, layout):
+    def look(self, params, q, k, v, features, at: Where, k_at: Where, layout, key=None):
         """Returns what queries see of the keys, `[b t h d]`."""
         return attend(
             self.encoding,
@@ -164,6 +166,8 @@ class Attention(nnx.Module):
             features=features,
             layout=layout,
             implementation=self.config.attention,
+            dropout=self.config.attention_dropout,
+            key=key,
         )
 
 
@@ -289,25 +293,38 @@ class Layer(nnx.Module):
         rate, pre = self.config.dropout, self.config.norm == "pre"
         keys = [None] * 3 if key is None else jax.random.split(key, 3)
 
+        def weights(name):
+            return None if key is None else named(key, name)
+
         def identity(x):
             return x
 
         def around(norm):
             return (norm, identity) if pre else (identity, norm)
 
+        params = self.attention.parameters(shared)
+        x = self.attention.encoding.enter(params, x, at)
         before, after = around(self.attention_norm)
-        out, entry = self.attention(x, at, memory, layer, shared, before, layout)
+        out, entry = self.attention(
+            x, at, memory, layer, shared, before, layout, weights("weights")
+        )
         x = after(x + dropout(keys[0], rate, out))
         entries = [entry]
 
         if self.across_attention is not None:
             before, after = around(self.across_norm)
             out, entry = self.across_attention(
-                x, at, memory, layer + 1, shared, before, layout
+                x,
+                at,
+                memory,
+                layer + 1,
+                shared,
+                before,
+                layout,
+                weights("across weights"),
             )
             entries.append(entry)
-            own = None if key is None else named(key, "across")
-            x = after(x + dropout(own, rate, out))
+            x = after(x + dropout(weights("across"), rate, out))
 
         if self.cross_attention is not None:
             before, after = around(self.cross_norm)
@@ -320,9 +337,9 @@ class Layer(nnx.Module):
                 context.shared,
                 identity,
                 None,
+                weights("cross weights"),
             )
-            own = None if key is None else named(key, "cross")
-            x = after(x + dropout(own, rate, out))
+            x = after(x + dropout(weights("cross"), rate, out))
 
         before, after = around(self.feedforward_norm)
         out = self.feedforward(before(x), keys[1])

@@ -1,5 +1,7 @@
 """What decoders and encoders have in common: layers, without embedding and logits."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -141,9 +143,13 @@ class Stack(nnx.Module):
             entries = []
             for i, layer in enumerate(self.layers):
                 first = i * config.sublayers
-                found = layer(x, at, memory, first, *given, keys[i + 1], context)
-                x = found[0]
-                entries += found[1]
+                call = functools.partial(layer, layer=first, layout=layout)
+                if config.remat:
+                    call = jax.checkpoint(call)
+                x, found = call(
+                    x, at, memory, shared=shared, key=keys[i + 1], context=context
+                )
+                entries += found
         if self.norm is not None:
             x = self.norm(x)
         x = drop(keys[-1], config.dropout, x)
@@ -169,6 +175,8 @@ class Stack(nnx.Module):
             layer, own = nnx.merge(graphdef, params), memory._replace(hidden=hidden)
             return layer(x, at, own, 0, *given, key)
 
+        if self.config.remat:
+            step = jax.checkpoint(step, prevent_cse=False)
         layers, each = self.config.layers, self.config.sublayers
         hidden = memory.hidden.reshape(layers, each, *memory.hidden.shape[1:])
         x, entries = jax.lax.scan(step, x, (hidden, params, keys))

@@ -104,6 +104,13 @@ class Chain(PositionEncoding):
             x = part.embed(own, x, at)
         return x
 
+    def enter(
+        self, params: Params, x: Float[Array, "b t w"], at: Where
+    ) -> Float[Array, "b t w"]:
+        for part, own in self._each(params):
+            x = part.enter(own, x, at)
+        return x
+
     def features(
         self, params: Params, x: Float[Array, "b t w"]
     ) -> Float[Array, "b t h f"] | None:

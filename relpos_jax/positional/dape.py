@@ -119,6 +119,11 @@ class Dape(PositionEncoding):
     ) -> Float[Array, "b t w"]:
         return self.inner.embed(params.get("inner", {}), x, at)
 
+    def enter(
+        self, params: Params, x: Float[Array, "b t w"], at: Where
+    ) -> Float[Array, "b t w"]:
+        return self.inner.enter(params.get("inner", {}), x, at)
+
     def features(
         self, params: Params, x: Float[Array, "b t w"]
     ) -> Float[Array, "b t h f"] | None:

@@ -25,10 +25,13 @@ class Learned(PositionEncoding):
     Attributes:
       rows: number of positions in the table.
       beyond: one of the three above.
+      by_layer: each layer has a table of its own and adds it to its input (Al-Rfou et
+        al. 2019; `attn_type` 3 of Dai et al.'s code), not the embedding alone.
     """
 
     rows: int = 512
     beyond: str = "refuse"
+    by_layer: bool = False
 
     absolute: ClassVar[bool] = True
     invariant: ClassVar[bool] = False
@@ -41,12 +44,26 @@ class Learned(PositionEncoding):
                 f"beyond must be 'refuse', 'last' or 'wrap', got {self.beyond!r}"
             )
 
+    def init(self, key: jax.Array, dims: Dims) -> Params:
+        return self._table(key, dims) if self.by_layer else {}
+
     def init_shared(self, key: jax.Array, dims: Dims) -> Params:
+        return {} if self.by_layer else self._table(key, dims)
+
+    def _table(self, key: jax.Array, dims: Dims) -> Params:
         return {"table": 0.02 * jax.random.normal(key, (self.rows, dims.width))}
 
     def embed(
         self, params: Params, x: Float[Array, "b t w"], at: Where
     ) -> Float[Array, "b t w"]:
+        return x if self.by_layer else self._add(params, x, at)
+
+    def enter(
+        self, params: Params, x: Float[Array, "b t w"], at: Where
+    ) -> Float[Array, "b t w"]:
+        return self._add(params, x, at) if self.by_layer else x
+
+    def _add(self, params: Params, x: jax.Array, at: Where) -> jax.Array:
         length, position = at.position.shape[1], at.position
         if not jnp.issubdtype(position.dtype, jnp.integer):
             raise ValueError(

@@ -111,6 +111,12 @@ class PositionEncoding:
         """Acts once, after the token embedding."""
         return x
 
+    def enter(
+        self, params: Params, x: Float[Array, "b t w"], at: Where
+    ) -> Float[Array, "b t w"]:
+        """Acts on the input of each layer, with the layer's own parameters."""
+        return x
+
     def features(
         self, params: Params, x: Float[Array, "b t w"]
     ) -> Float[Array, "b t h f"] | None:

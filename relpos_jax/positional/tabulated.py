@@ -180,6 +180,11 @@ class Tabulated(PositionEncoding):
     ) -> Float[Array, "b t w"]:
         return self.inner.embed(params, x, at)
 
+    def enter(
+        self, params: Params, x: Float[Array, "b t w"], at: Where
+    ) -> Float[Array, "b t w"]:
+        return self.inner.enter(params, x, at)
+
     def features(
         self, params: Params, x: Float[Array, "b t w"]
     ) -> Float[Array, "b t h f"] | None:

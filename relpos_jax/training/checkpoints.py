@@ -142,19 +142,30 @@ class Checkpoints:
           CheckpointMismatch: the newest sound checkpoint holds another tree.
         """
         for step in reversed(self.steps()):
-            try:
-                return step, self.restore(step, target)
-            except CheckpointMismatch:
-                raise
-            except OSError as error:
-                place = self._set_aside(step)
-                _log.warning(
-                    "checkpoint %d is damaged: %s; moved to %s; taking the one before",
-                    step,
-                    error,
-                    place,
-                )
+            found = self.restore_sound(step, target)
+            if found is not None:
+                return step, found
         return None
+
+    def restore_sound(self, step: int, target: T) -> T | None:
+        """Returns the tree of one checkpoint, None if it is damaged and set aside.
+
+        Raises:
+          CheckpointMismatch: it is sound but holds another tree.
+        """
+        try:
+            return self.restore(step, target)
+        except CheckpointMismatch:
+            raise
+        except OSError as error:
+            place = self._set_aside(step)
+            _log.warning(
+                "checkpoint %d is damaged: %s; moved to %s; taking the one before",
+                step,
+                error,
+                place,
+            )
+            return None
 
     def _set_aside(self, step: int) -> pathlib.Path:
         self._manager.close()

@@ -16,17 +16,28 @@ from relpos_jax.data.vocabulary import metric
 
 # What a resumed run may change: none of it changes a number, but for the mesh, which
 # changes the order of sums and with it last digits.
-FREE = ("checkpoint_every", "keep", "log_every")
+FREE = ("checkpoint_every", "keep", "log_every", "eval_every", "keep_best", "profile")
+
+_NAMES = {"grad_norm": "norm of the gradient"}
 
 
-def claim(run: RunConfig, workdir: pathlib.Path, corpus: dict, resuming: bool) -> None:
+def claim(
+    run: RunConfig, workdir: pathlib.Path, corpus: dict, resuming: bool, **more: Any
+) -> None:
     """Writes config.json, or raises if the checkpoints are of another run.
+
+    Args:
+      run: the run.
+      workdir: its folder.
+      corpus: what identifies the text.
+      resuming: whether there are checkpoints.
+      **more: further JSON values that must be the same.
 
     Raises:
       ValueError: another config; names the keys.
     """
     path = workdir / "config.json"
-    here = configs.resolved(run) | {"corpus": corpus}
+    here = configs.resolved(run) | {"corpus": corpus} | more
     if resuming and path.exists():
         there = json.loads(path.read_text())
         there.pop("versions", None)
@@ -44,7 +55,7 @@ def claim(run: RunConfig, workdir: pathlib.Path, corpus: dict, resuming: bool) -
                 + "\nUse the config it was started with, or another workdir."
             )
     versions = {"python": platform.python_version(), "jax": jax.__version__}
-    configs.write_resolved(run, workdir, corpus=corpus, versions=versions)
+    configs.write_resolved(run, workdir, corpus=corpus, versions=versions, **more)
 
 
 def lines_of(
@@ -54,8 +65,13 @@ def lines_of(
     seconds: float,
     saved: Sequence[int],
     vocabulary: Vocabulary = Bytes(),
+    *,
+    skips: int | None = None,
 ) -> list[dict]:
     """Returns a call's metrics, one dict a step.
+
+    A step whose update was skipped has `skipped`, how many in a row that makes, and of
+    loss and norm only what is finite.
 
     Args:
       report: a `StepReport` on the host.
@@ -63,35 +79,42 @@ def lines_of(
       seconds: wall time of the call.
       saved: steps that have a checkpoint, for the message.
       vocabulary: names the loss in its unit, as `bits_per_byte` or `perplexity`.
+      skips: updates in a row that may be skipped; None where none is skipped.
 
     Raises:
-      FloatingPointError: a loss or a gradient isn't finite; names the step.
+      FloatingPointError: a loss or a gradient isn't finite, or too many in a row were
+        not; names the step.
     """
     lines = []
     for index in range(after - before):
         step = before + index + 1
         count = float(report.count[index])
         loss = float(report.loss[index]) / max(count, 1.0)
-        norm = float(report.grad_norm[index])
-        for what, value in (("loss", loss), ("norm of the gradient", norm)):
-            if not math.isfinite(value):
-                raise FloatingPointError(
-                    f"the {what} of step {step} is {value}; {_last(saved)}. A "
-                    "lower training.learning_rate or training.clip, or a longer "
-                    "training.warmup, may help."
-                )
-        line = {
-            "step": step,
-            "loss": loss,
-            **metric(vocabulary, loss),
+        values = {"loss": loss, "grad_norm": float(report.grad_norm[index])}
+        for name, sums in report.auxiliary.items():
+            total = max(float(sums.count[index]), 1.0)
+            values[name] = float(sums.loss[index]) / total
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        row = int(report.skipped[index])
+        if bad and (skips is None or row > skips):
+            times = f", the {row}th step in a row," if skips is not None else ""
+            raise FloatingPointError(
+                f"the {_NAMES.get(bad[0], bad[0])} of step {step} is "
+                f"{values[bad[0]]}{times}; {_last(saved)}. A lower "
+                "training.learning_rate or training.clip, or a longer "
+                "training.warmup, may help."
+            )
+        if "loss" not in bad:
+            values |= metric(vocabulary, loss)
+        line = {"step": step}
+        line |= {name: x for name, x in values.items() if name not in bad}
+        line |= {
             "learning_rate": float(report.learning_rate[index]),
-            "grad_norm": norm,
             "tokens": int(count),
             "tokens_per_second": count * (after - before) / seconds,
         }
-        for name, sums in report.auxiliary.items():
-            total = max(float(sums.count[index]), 1.0)
-            line[name] = float(sums.loss[index]) / total
+        if row:
+            line["skipped"] = row
         lines.append(line)
     return lines
 

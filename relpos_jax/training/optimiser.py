@@ -1,11 +1,7 @@
-"""AdamW with warm-up, cosine decay, clipping and a rule for what decays.
-
-Loshchilov & Hutter 2019 (decoupled weight decay), through optax.
-"""
+"""Optax's optimisers with warm-up, cosine decay, clipping and what decays."""
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,22 +65,66 @@ def schedule(
 
 
 def build(config: TrainingConfig) -> optax.GradientTransformation:
-    """Returns clipping, then AdamW under `schedule(config)` and `decay_mask`.
+    """Returns clipping, then the optimiser at a learning rate of 1.
 
-    The state's count is the number of updates so far, so it equals the train state's
-    step, also after a resume.
+    Its updates have still to be multiplied by `schedule(config)` at the train state's
+    step. So the rate follows that step alone, and no second count can drift from it.
+
+    All decay the same parameters (`decays`) by learning rate times `weight_decay`:
+
+    * "adamw": Loshchilov & Hutter 2019. "adam": the same without decay.
+    * "lamb": You et al. 2020; Adam's step, scaled per parameter by its norm.
+    * "adafactor": Shazeer & Stern 2018, without momentum, with relative step sizes (the
+      rate is times a parameter's root mean square); moments of matrices with both sides
+      128 or more are factored. `b1`, `b2` and `epsilon` say nothing.
+    * "muon": orthogonalised momentum (0.95) for the matrices inside of the network,
+      which are those that decay, without the output projection; its steps have
+      AdamW's size (0.2 root mean square, Liu et al. 2025), so AdamW's rates suit. The
+      rest is left to Adam with Nesterov momentum, as Optax does, and doesn't decay.
     """
-    parts: list[Any] = []
-    if config.clip is not None:
-        parts.append(optax.clip_by_global_norm(config.clip))
-    parts.append(
-        optax.adamw(
-            schedule(config),
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.epsilon,
-            weight_decay=config.weight_decay,
-            mask=decay_mask,
+    decay, moments = config.weight_decay, {"b1": config.b1, "b2": config.b2}
+    if config.optimiser in ("adamw", "adam"):
+        built = optax.adamw(
+            1.0, **moments, eps=config.epsilon, weight_decay=decay, mask=decay_mask
         )
-    )
-    return optax.chain(*parts)
+    elif config.optimiser == "lamb":
+        built = optax.lamb(
+            1.0, **moments, eps=config.epsilon, weight_decay=decay, mask=decay_mask
+        )
+    elif config.optimiser == "adafactor":
+        built = optax.adafactor(
+            1.0, weight_decay_rate=decay or None, weight_decay_mask=decay_mask
+        )
+    else:
+        built = optax.contrib.muon(
+            1.0,
+            weight_decay=decay,
+            weight_decay_mask=decay_mask,
+            adam_b1=config.b1,
+            adam_b2=config.b2,
+            eps=config.epsilon,
+            muon_weight_dimension_numbers=matrices,
+            consistent_rms=0.2,
+        )
+    if config.clip is None:
+        return built
+    return optax.chain(optax.clip_by_global_norm(config.clip), built)
+
+
+def matrices(params: PyTree) -> PyTree:
+    """Returns which axes are a matrix's inputs and outputs, None for what is none.
+
+    Kernels that split or join heads are one matrix over all heads.
+    """
+
+    def axes(path, leaf):
+        name, ndim = path_name(path), jnp.ndim(leaf)
+        if not decays(name, ndim) or ndim not in (2, 3) or name == "output":
+            return None
+        if ndim == 2:
+            return optax.contrib.MuonDimensionNumbers(0, 1)
+        if name.endswith("output/kernel"):  # [h d w]
+            return optax.contrib.MuonDimensionNumbers((0, 1), 2)
+        return optax.contrib.MuonDimensionNumbers(0, (1, 2))
+
+    return jax.tree_util.tree_map_with_path(axes, params)

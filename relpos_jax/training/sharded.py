@@ -77,14 +77,23 @@ class Sharded(Placement):
     def shardings(self, state: TrainState) -> TrainState:
         """Returns the sharding of each array of a state, or of its shapes."""
         params = sharding.shardings(state.params, self.mesh)
+        whole = NamedSharding(self.mesh, jax.P())
         return TrainState(
-            NamedSharding(self.mesh, jax.P()),
-            params,
-            sharding.optimiser_shardings(
+            step=whole,
+            params=params,
+            opt_state=sharding.optimiser_shardings(
                 state.opt_state, state.params, params, self.mesh
             ),
-            sharding.shardings(state.memory, self.mesh, sharding.MEMORY),
+            memory=sharding.shardings(state.memory, self.mesh, sharding.MEMORY),
+            recent=jax.tree.map(lambda _: self._stacks(), state.recent),
+            average=None if state.average is None else params,
+            skipped=None if state.skipped is None else whole,
         )
+
+    def _stacks(self) -> NamedSharding:
+        """Returns where batches `[s b t]` lie."""
+        axes = (sharding.RULES[axis] for axis in ("batch", "length"))
+        return NamedSharding(self.mesh, jax.P(None, *axes))
 
     def state(self, make: Callable[[], TrainState]) -> TrainState:
         """Returns the state, made in its parts: no device ever holds all of it."""
@@ -92,8 +101,7 @@ class Sharded(Placement):
         return jax.jit(make, out_shardings=places)()
 
     def batch(self, stack: B) -> B:
-        spec = jax.P(None, *(sharding.RULES[axis] for axis in ("batch", "length")))
-        place = NamedSharding(self.mesh, spec)
+        place = self._stacks()
 
         def put(mine: np.ndarray) -> jax.Array:
             if jax.process_count() == 1:

@@ -1,10 +1,12 @@
-"""What stands around a run: its progress bar, and the signal that ends it."""
+"""What stands around a run: its bar, its profiler, and the signal that ends it."""
 
+import pathlib
 import signal
 import threading
 import time
 from typing import Any
 
+import jax
 from tqdm import tqdm
 
 from relpos_jax.training.config import TrainingConfig
@@ -41,7 +43,8 @@ class Bar:
     def show(self, line: dict) -> None:
         """Shows a step's metrics."""
         speed = f"{line['tokens_per_second']:,.0f}"
-        self._bar.set_postfix({"loss": f"{line['loss']:.3f}", "tokens/s": speed})
+        loss = f"{line['loss']:.3f}" if "loss" in line else "skipped"
+        self._bar.set_postfix({"loss": loss, "tokens/s": speed})
 
 
 class Terminated:
@@ -63,3 +66,34 @@ class Terminated:
 
     def _note(self, *_) -> None:
         self.now = True
+
+
+class Profile:
+    """JAX's profiler, on between two steps.
+
+    Args:
+      folder: where the trace goes, for TensorBoard or Perfetto.
+      steps: numbers of steps done at which it starts and stops; None for never.
+    """
+
+    def __init__(self, folder: pathlib.Path, steps: tuple[int, int] | None):
+        self._folder, self._steps, self._on = folder, steps, False
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._on:
+            jax.profiler.stop_trace()
+
+    def at(self, step: int) -> None:
+        """Starts or stops, with `step` steps done and nothing running."""
+        if self._steps is None:
+            return
+        start, stop = self._steps
+        if not self._on and start <= step < stop:
+            jax.profiler.start_trace(str(self._folder))
+            self._on = True
+        elif self._on and step >= stop:
+            jax.profiler.stop_trace()
+            self._on = False

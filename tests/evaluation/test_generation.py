@@ -91,6 +91,36 @@ def test_rows_of_a_batch_are_what_full_passes_choose(name, kind):
             assert logits[tokens[count]] > logits.max() - 1e-4
 
 
+def test_zeros_before_a_text_are_seen_where_the_model_was_trained_with_them():
+    config, params, _ = model_of(
+        "transformer_xl", memory_length=5, memory_start="zeros", norm="post"
+    )
+    with pytest.raises(ValueError, match="take kind='segment'"):
+        prepare(config, params, kind="ring")
+    decoder = prepare(config, params, prefill=PREFILL, chunk=4)
+    assert decoder.kind == "segment"
+    rows = generate(decoder, PROMPTS, NEW, GREEDY)
+
+    chosen = dataclasses.replace(config, window=6)
+    model = nnx.merge(skeleton(chosen)[0], params)
+
+    @jax.jit
+    def forward(tokens):
+        at = where.contiguous(1, 20)
+        return [model(tokens, at, model.init_memory(1, n))[0][0] for n in (5, 0)]
+
+    for prompt, row in zip(PROMPTS, rows, strict=True):
+        tokens = [*prompt, *row.tokens.tolist()]
+        padded = (
+            jnp.zeros((1, 20), jnp.int32).at[0, : len(tokens)].set(jnp.array(tokens))
+        )
+        logits, without = (np.asarray(x) for x in forward(padded))
+        for count in range(len(prompt), len(tokens)):
+            here = logits[count - 1]
+            assert here[tokens[count]] > here.max() - 1e-4
+        assert abs(logits - without)[: len(prompt)].max() > 1e-3  # zeros are attended
+
+
 def test_two_programs_whatever_the_lengths_and_the_sampling():
     config, params, _ = model_of("transformer_xl")
     decoder = prepare(config, params, length=64, prefill=PREFILL, chunk=4)

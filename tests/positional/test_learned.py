@@ -1,11 +1,15 @@
 """Learned absolute embeddings, and what happens past their table."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from relpos_jax import where
+from relpos_jax.models import ModelConfig, TransformerXL
 from relpos_jax.positional import Dims, make
 
 DIMS = Dims(3, 8, 24)
@@ -63,3 +67,48 @@ def test_errors():
         make("learned", rows=0)
     with pytest.raises(ValueError, match="beyond must be"):
         make("learned", beyond="guess")
+
+
+def test_by_layer_each_layer_adds_its_own_table_to_its_input():
+    config = ModelConfig(
+        vocabulary=7,
+        layers=2,
+        width=8,
+        heads=2,
+        head_dim=4,
+        feedforward=8,
+        position=make("learned", rows=6, by_layer=True),
+    )
+    model = TransformerXL(config, key=jax.random.key(0))
+    tables = [
+        np.asarray(layer.attention.position["table"][...]) for layer in model.layers
+    ]
+    assert not np.allclose(*tables) and not jax.tree.leaves(nnx.state(model.position))
+    tokens, at = jnp.array([[1, 2, 3, 4]]), where.contiguous(1, 4, start=1)
+    logits, _ = jax.jit(lambda: model(tokens, at, model.init_memory(1)))()
+
+    # By hand: the layers of a model without positions, with a sum in front of each.
+    plain = TransformerXL(
+        dataclasses.replace(config, position=make("none")), key=jax.random.key(0)
+    )
+
+    @jax.jit
+    def by_hand():
+        x = plain.embedding[...][tokens] * 8**0.5
+        memory = plain.init_memory(1)
+        for table, layer in zip(tables, plain.layers, strict=True):
+            x = x + table[1:5][None]
+            x, _ = layer(x, at, memory, 0, {}, memory.layout(True), None)
+        return plain.logits(plain.norm(x))
+
+    np.testing.assert_allclose(logits, by_hand(), rtol=1e-4, atol=1e-5)
+
+    @jax.jit
+    def step(token, here, cache):
+        return model(token, here, cache, spacing="any")
+
+    cache = model.init_cache(1, 6)
+    for i in range(4):
+        here = jax.tree.map(lambda x, i=i: x[:, i : i + 1], at)
+        one, cache = step(tokens[:, i : i + 1], here, cache)
+        np.testing.assert_allclose(one[:, 0], logits[:, i], rtol=1e-4, atol=1e-5)

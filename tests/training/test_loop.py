@@ -13,11 +13,13 @@ import time
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from relpos_jax import positional
+from relpos_jax import data, positional
 from relpos_jax.config import DataConfig, RunConfig
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.training import loop, writers
+from relpos_jax.training.checkpoints import Checkpoints
 from relpos_jax.training.config import TrainingConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -128,14 +130,19 @@ def test_a_finished_run_is_not_repeated(unbroken, text):
 # Orbax leaves coroutines behind when a file that it reads is damaged.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_damaged_newest_checkpoint_costs_steps_not_bits(unbroken, text, tmp_path):
+@pytest.mark.parametrize("left", [10, 0])
+def test_damaged_newest_checkpoint_costs_steps_not_bits(
+    unbroken, text, tmp_path, caplog, left
+):
     run = make_run(text)
     quiet(run, tmp_path, stop_after=7)
     for file in (tmp_path / "checkpoints" / "7").rglob("*"):
         if file.is_file():
-            file.write_bytes(file.read_bytes()[:10])
+            file.write_bytes(file.read_bytes()[:left])
     result = quiet(run, tmp_path)
     gc.collect()
+    assert "checkpoint 7 is damaged" in caplog.text
+    assert "checkpoints.damaged/7; taking the one before" in caplog.text
     equal(result, unbroken[0])
     assert without_times(tmp_path) == without_times(unbroken[1])
 
@@ -183,6 +190,45 @@ def test_evaluation_joins_the_line_of_its_step(text, tmp_path):
     assert [step for step, line in lines.items() if "held_out" in line] == seen
 
 
+def test_the_best_on_held_out_text_is_kept_and_chosen_steps_are_traced(text, tmp_path):
+    settings = {"eval_every": 4, "eval_tokens": 40, "log_every": 100}
+    run = make_run(text, **settings, profile="2:3")
+    whole = quiet(run, tmp_path / "whole")
+    lines = without_times(tmp_path / "whole")
+    assert [line["step"] for line in lines] == [4, 8, 12]
+    losses = [line["held_out_loss"] for line in lines]
+    assert list((tmp_path / "whole" / "profile").rglob("*.xplane.pb"))
+
+    best = lines[int(np.argmin(losses))]["step"]
+    with Checkpoints(tmp_path / "whole" / "best") as checkpoints:
+        assert checkpoints.steps() == [best]
+        kept = checkpoints.restore(best, {"params": whole.params})["params"]
+    if best == 12:
+        jax.tree.map(np.testing.assert_array_equal, kept, whole.params)
+
+    # By hand: three batches of 16 targets, from an empty memory.
+    corpus = data.load(run.data.source)
+    held_out = data.Lanes(corpus.held_out, 2, 8)
+    memory, total = whole.model.init_memory(2), 0.0
+    score = jax.jit(
+        lambda params, batch, memory: nnx.merge(whole.graphdef, params).losses(
+            batch.inputs, batch.targets, batch.at, memory
+        )
+    )
+    for step in range(3):
+        batch = jax.tree.map(np.asarray, held_out.batch(step))
+        found, memory = score(whole.params, batch, memory)
+        total += float(found.sum())
+    assert losses[-1] == pytest.approx(total / 48, rel=1e-5)
+
+    for stop in (3, 6, 9):
+        quiet(make_run(text, **settings), tmp_path / "parts", stop_after=stop)
+    equal(quiet(run, tmp_path / "parts"), whole)
+    assert without_times(tmp_path / "parts") == lines
+    with Checkpoints(tmp_path / "parts" / "best") as checkpoints:
+        assert checkpoints.steps() == [best]
+
+
 def test_initial_parameters_follow_from_the_seed(text, tmp_path):
     first = quiet(make_run(text, memory=0), tmp_path / "a", stop_after=0)
     second = quiet(make_run(text, memory=0), tmp_path / "b", stop_after=0)
@@ -200,6 +246,9 @@ def test_calls_end_at_every_border():
         stops.append(step)
     assert stops == [7, 10, 14, 20, 21, 23]
     assert loop.next_stop(3, training, 5) == 5
+    seen = dataclasses.replace(training, eval_every=9, profile="11:12")
+    stops = [loop.next_stop(step, seen, 23) for step in (7, 9, 10, 11, 12)]
+    assert stops == [9, 10, 11, 12, 14]
 
 
 def test_it_learns(text, tmp_path):

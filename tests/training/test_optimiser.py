@@ -82,6 +82,64 @@ def test_update_is_adamw():
     params = {"kernel": jnp.full((1, 1), 2.0), "bias": jnp.full((1, 1), 2.0)}
     grads = jax.tree.map(jnp.ones_like, params)
     updates, _ = build.update(grads, build.init(params), params)
-    rate = float(optimiser.schedule(config)(0))
-    np.testing.assert_allclose(updates["bias"], [[-rate]], rtol=1e-5)
-    np.testing.assert_allclose(updates["kernel"], [[-rate * (1 + 0.5 * 2)]], rtol=1e-5)
+    np.testing.assert_allclose(updates["bias"], [[-1]], rtol=1e-5)
+    np.testing.assert_allclose(updates["kernel"], [[-(1 + 0.5 * 2)]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "adafactor", "muon"])
+def test_all_optimisers_decay_the_same_parameters(name):
+    key = jax.random.key(0)
+    params = {
+        "layers": {"query": {"kernel": jax.random.normal(key, (8, 2, 4))}},
+        "embedding": jax.random.normal(key, (16, 8)),
+        "norm": {"scale": jnp.ones(8)},
+    }
+    grads = jax.tree.map(lambda x: jax.random.normal(key, x.shape), params)
+    found = []
+    for decay in (0.0, 0.5):
+        config = dataclasses.replace(CONFIG, optimiser=name, weight_decay=decay)
+        build = optimiser.build(config)
+        found.append(build.update(grads, build.init(params), params)[0])
+    plain, decayed = found
+    for path in ("embedding", "norm"):
+        jax.tree.map(np.testing.assert_array_equal, plain[path], decayed[path])
+    kernel = [tree["layers"]["query"]["kernel"] for tree in found]
+    assert np.all(np.isfinite(kernel[1])) and not np.allclose(*kernel)
+    if name != "lamb":  # whose step's length depends on the decay
+        gap = -0.5 * params["layers"]["query"]["kernel"]
+        np.testing.assert_allclose(kernel[1] - kernel[0], gap, rtol=1e-4, atol=1e-5)
+
+
+def test_muon_takes_all_heads_as_one_matrix():
+    kernel = jax.random.normal(jax.random.key(0), (8, 2, 4))
+    params = {"query": {"kernel": kernel}, "output": {"kernel": kernel.T}}
+    config = dataclasses.replace(CONFIG, optimiser="muon", weight_decay=0.0, clip=None)
+    build = optimiser.build(config)
+    updates, _ = build.update(params, build.init(params), params)
+    for name, matrix in (
+        ("query", updates["query"]["kernel"].reshape(8, 8)),
+        ("output", updates["output"]["kernel"].reshape(8, 8)),
+    ):
+        values = np.linalg.svd(matrix, compute_uv=False) / (0.2 * np.sqrt(8))
+        assert np.all((0.5 < values) & (values < 1.3)), (name, values)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("optimiser", "sgd"),
+        ("accumulate", 3),
+        ("gradient_depth", -1),
+        ("ema", 1.0),
+        ("nonfinite", "ignore"),
+        ("loss", "last"),
+        ("eval_every", 0),
+        ("profile", "10"),
+        ("profile", "12:10"),
+    ],
+)
+def test_a_wrong_value_names_its_field(field, value):
+    with pytest.raises(ValueError, match=rf"training\.{field} must be"):
+        TrainingConfig(**{field: value})
+    with pytest.raises(ValueError, match=r"weight_decay must be 0 for .*'adam'"):
+        TrainingConfig(optimiser="adam")

@@ -40,11 +40,11 @@ TOKENS = np.random.default_rng(0).integers(0, 16, 200).astype(np.uint8)
 LANES = Lanes(TOKENS, TRAINING.batch, TRAINING.length)
 
 
-def start():
+def start(training=TRAINING):
     model = TransformerXL(MODEL, key=key_for(0, "parameters"))
     graphdef, params = nnx.split(model)
     memory = model.init_memory(TRAINING.batch)
-    return graphdef, initial(nnx.as_pure(params), OPTIMIZER, memory)
+    return graphdef, initial(nnx.as_pure(params), training, memory)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_cuts_change_no_bit_and_compile_nothing(call):
     state, report = whole
     assert int(state.step) == 8
     counts = optax.tree.get_all_with_path(state.opt_state, "count")
-    assert [int(count) for _, count in counts] == [8, 8]  # Adam's and the schedule's
+    assert [int(count) for _, count in counts] == [8]  # of Adam's moments
     np.testing.assert_array_equal(report.count, 12.0)
     rates = [SCHEDULE(step) for step in range(8)]
     np.testing.assert_allclose(report.learning_rate, rates, rtol=1e-6)
@@ -105,13 +105,14 @@ def test_one_update_a_segment_by_hand(call):
         norms.append(optax.tree.norm(grads))
         sums.append(total)
         updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        updates = jax.tree.map(lambda x, n=step: SCHEDULE(n) * x, updates)
         expected = optax.apply_updates(params, updates), opt_state, memory
     state, report = trained(call, [3])
     np.testing.assert_allclose(report.loss, sums, rtol=1e-5)
     np.testing.assert_allclose(report.grad_norm, norms, rtol=1e-4)
     assert report.grad_norm.max() > TRAINING.clip  # logged before clipping
     for found, wanted in zip(
-        jax.tree.leaves(state[1:]), jax.tree.leaves(expected), strict=True
+        jax.tree.leaves(state[1:4]), jax.tree.leaves(expected), strict=True
     ):
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
 
@@ -198,3 +199,40 @@ def test_an_objective_adds_a_further_loss_by_its_mean(call):
     more = np.linalg.norm(3 * 2 * table / 4)
     gap = abs(found.grad_norm[0] - report.grad_norm[0])
     assert 0.1 < gap <= more * 1.001
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_the_average_follows():
+    training = dataclasses.replace(TRAINING, nonfinite="skip", ema=0.75, loss="half")
+    graphdef, state = start(training)
+    call = make_train_call(graphdef, training)
+    stack = LANES.stack(0, 4)
+    stack.inputs[1:3, 0, 2] = 99  # outside the vocabulary: NaN
+    states, reports = [jax.device_get(state)], []
+    for step in range(4):
+        item = jax.tree.map(lambda x, n=step: np.stack([x[n]] * 4), stack)
+        state, report = call(state, item, 1)
+        states.append(jax.device_get(state))
+        reports.append(jax.device_get(report))
+    assert [int(report.skipped[0]) for report in reports] == [0, 1, 2, 0]
+    assert not np.isfinite(reports[1].loss[0]) and np.isfinite(reports[3].loss[0])
+    assert {float(report.count[0]) for report in reports} == {6.0}  # of 12 targets
+    for one, two in ((1, 2), (2, 3)):
+        for name in ("params", "opt_state", "average"):
+            old, new = getattr(states[one], name), getattr(states[two], name)
+            jax.tree.map(np.testing.assert_array_equal, old, new)
+    assert not np.any(states[2].memory.at.segment)  # emptied
+    assert np.all(states[4].memory.at.segment == 1) and int(state.step) == 4
+    moved = [
+        not np.array_equal(x.params["embedding"], y.params["embedding"])
+        for x, y in zip(states[:-1], states[1:], strict=True)
+    ]
+    assert moved == [True, False, False, True]
+    wanted = jax.tree.map(
+        lambda a, b, c: 0.75 * (0.75 * a + 0.25 * b) + 0.25 * c,
+        *(states[step].params for step in (0, 1, 4)),
+    )
+    assert state.evaluated is state.average
+    for found, value in zip(
+        jax.tree.leaves(state.average), jax.tree.leaves(wanted), strict=True
+    ):
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-7)
