@@ -30,6 +30,7 @@ from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
 from relpos_jax.positional import ENCODINGS
 from relpos_jax.training import loop
 from relpos_jax.training.loop import TrainResult
+from relpos_jax.training.together import train_together
 
 # What a restarted study may change: none of it changes a number.
 _FREE = ("steps_per_call", "checkpoint_every", "keep", "log_every")
@@ -44,6 +45,8 @@ class StudyConfig:
         registry where `positions` has none.
       seeds: training seeds; each encoding is trained with each.
       positions: name to a section `model.position`, i.e. `{"name", "knobs"}`.
+      together: trains the seeds of an encoding at once (`train_together`), which an
+        accelerator must have room for; the numbers differ in rounding.
 
     Raises:
       ValueError: no encoding or seed, one twice, or a name that can't be a folder's.
@@ -52,6 +55,7 @@ class StudyConfig:
     encodings: tuple[str, ...]
     seeds: tuple[int, ...] = (0,)
     positions: Mapping = dataclasses.field(default_factory=dict)
+    together: bool = False
 
     def __post_init__(self):
         for field in ("encodings", "seeds"):
@@ -239,8 +243,7 @@ def run_study(
     for number, (encoding, seed) in enumerate(models, start=1):
         place = f"encoding {number}/{len(models)}"
         name = f"{encoding}-seed{seed}"
-        folder = workdir / "models" / name
-        path = folder / "result.json"
+        path = _folder(workdir, encoding, seed) / "result.json"
         if path.exists():
             if progress:
                 tqdm.write(f"{place}: {name} is finished already")
@@ -248,11 +251,11 @@ def run_study(
             if progress:
                 tqdm.write(f"{place}: {name}")
             result, times = _model(
-                plan.run(encoding, seed),
+                plan,
                 encoding,
+                seed,
                 corpus,
-                plan.evaluation,
-                folder,
+                workdir,
                 progress=progress,
                 label=f"{number}/{len(models)} {encoding}",
             )
@@ -283,6 +286,8 @@ def describe(plan: Plan, corpus: data.Corpus) -> dict[str, Any]:
             for name, run in plan.runs.items()
         },
     }
+    if plan.study.together:  # another program; studies from before have no such key
+        values["study"]["together"] = True
     values["evaluation"] = configs.resolved(plan.evaluation)
     values["corpus"] = {
         "name": corpus.name,
@@ -320,11 +325,28 @@ def claim(described: Mapping, workdir: pathlib.Path) -> None:
     results.write_json(described, path)
 
 
-def _model(run, encoding, corpus, config, folder, *, progress, label):
+def _folder(workdir: pathlib.Path, encoding: str, seed: int) -> pathlib.Path:
+    return workdir / "models" / f"{encoding}-seed{seed}"
+
+
+def _trained(plan, encoding, seed, corpus, workdir, **shown) -> TrainResult:
+    run, seeds = plan.run(encoding, seed), plan.study.seeds
+    if not plan.study.together:
+        folder = _folder(workdir, encoding, seed)
+        return loop.train(run, folder, corpus=corpus, **shown)
+    folders = [_folder(workdir, encoding, one) for one in seeds]
+    found = train_together(run, seeds, folders, corpus=corpus, **shown)
+    return found[seeds.index(seed)]
+
+
+def _model(plan, encoding, seed, corpus, workdir, *, progress, label):
     """Trains and evaluates one model; returns its result and its wall times."""
-    resumed = (folder / "checkpoints").exists()
+    run, config = plan.run(encoding, seed), plan.evaluation
+    resumed = (_folder(workdir, encoding, seed) / "checkpoints").exists()
     began = time.perf_counter()
-    trained = loop.train(run, folder, corpus=corpus, progress=progress, label=label)
+    trained = _trained(
+        plan, encoding, seed, corpus, workdir, progress=progress, label=label
+    )
     jax.block_until_ready(trained.params)
     trained_at = time.perf_counter()
     evaluation = evaluate_lengths(

@@ -150,7 +150,7 @@ def _train(run, workdir, corpus, placement, objective, *, bar, stop_after, on_ev
                 stack = batches.stack(step, training.steps_per_call)
                 return placement.batch(stack)
 
-            best = Best(workdir, step, placement)
+            best = Best(run, workdir, step, placement, vocabulary)
             stack = next_stack(step) if step < last else None
             while step < last:
                 after = next_stop(step, training, last)

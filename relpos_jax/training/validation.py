@@ -4,7 +4,9 @@ A quick look, for choosing: `experiments.evaluate` has the protocols.
 """
 
 import functools
+import json
 import math
+import os
 import pathlib
 from typing import Any
 
@@ -14,7 +16,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import PyTree
 
-from relpos_jax.data import Bytes, Vocabulary
+from relpos_jax import config as configs
+from relpos_jax.config import RunConfig
+from relpos_jax.data import Bytes, Vocabulary, saved
 from relpos_jax.data.vocabulary import metric
 from relpos_jax.training import writers
 from relpos_jax.training.checkpoints import Checkpoints
@@ -104,19 +108,30 @@ def _calls(graphdef: nnx.GraphDef, objective: Objective, batch: int):
 
 
 class Best:
-    """The checkpoint of the lowest held-out loss so far, in `workdir/best`.
+    """The parameters of the lowest held-out loss so far, in `workdir/best`.
 
-    What was lowest is read from the metrics, which end where the run resumes; so a
-    resumed run keeps what an unbroken one does.
+    That folder is like one of imported parameters, so it is a `--workdir` for
+    evaluation, generation and transplants. What was lowest is read from the metrics,
+    which end where the run resumes; so a resumed run keeps what an unbroken one does.
 
     Args:
+      run: what is trained.
       workdir: the run's folder.
       step: the step at which the run starts or resumes.
       placement: decides for all processes.
+      vocabulary: saved beside the parameters.
     """
 
-    def __init__(self, workdir: pathlib.Path, step: int, placement: Placement):
-        self._folder, self._placement = workdir / "best", placement
+    def __init__(
+        self,
+        run: RunConfig,
+        workdir: pathlib.Path,
+        step: int,
+        placement: Placement,
+        vocabulary: Vocabulary,
+    ):
+        self._run, self._folder = run, workdir / "best"
+        self._placement, self._vocabulary = placement, vocabulary
         path = workdir / "metrics.jsonl"
         lines = writers.read(path) if path.exists() else []
         found = [x[LOSS] for x in lines if LOSS in x and x["step"] <= step]
@@ -127,7 +142,14 @@ class Best:
         if not self._placement.any(loss < self._lowest):
             return
         self._lowest = loss
-        with Checkpoints(self._folder, keep=1) as checkpoints:
+        with Checkpoints(self._folder / "checkpoints", keep=1) as checkpoints:
             # A run that was killed behind it and resumed before it has it already.
             if step not in checkpoints.steps():
                 checkpoints.save(step, {"params": params})
+        if self._placement.writes:
+            of = {"best_of": str(self._folder.parent), "step": step, LOSS: loss}
+            text = {"model": configs.resolved(self._run.model), "imported": of}
+            draft = self._folder / "config.json.tmp"
+            draft.write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+            os.replace(draft, self._folder / "config.json")
+            saved.claim(self._folder, self._vocabulary, resuming=False)

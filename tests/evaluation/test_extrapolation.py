@@ -276,3 +276,18 @@ def test_killed_three_times_gives_the_same_table(tmp_path):
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
     facts = json.loads((broken / "study.json").read_text())
     assert "--config.training.steps=40" in facts["command"]
+
+
+@pytest.mark.slow
+def test_seeds_trained_together_give_the_study_up_to_rounding(tmp_path):
+    changes = {"study.seeds": (0, 1), "study.encodings": ("none",)}
+    alone = study(small(**changes), tmp_path / "alone")
+    together = small(**changes, **{"study.together": True})
+    found = study(together, tmp_path / "together")
+    values = [
+        [row.bits_per_byte for row in tables.rows(x.results)] for x in (alone, found)
+    ]
+    np.testing.assert_allclose(*values, rtol=1e-4)
+    assert csv(study(together, tmp_path / "together")) == csv(found)
+    with pytest.raises(ValueError, match="study.together: True there, None here"):
+        study(small(**changes), tmp_path / "together")

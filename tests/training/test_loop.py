@@ -17,6 +17,7 @@ from flax import nnx
 
 from relpos_jax import data, positional
 from relpos_jax.config import DataConfig, RunConfig
+from relpos_jax.interop.runs import load_run
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.training import loop, writers
 from relpos_jax.training.checkpoints import Checkpoints
@@ -200,9 +201,10 @@ def test_the_best_on_held_out_text_is_kept_and_chosen_steps_are_traced(text, tmp
     assert list((tmp_path / "whole" / "profile").rglob("*.xplane.pb"))
 
     best = lines[int(np.argmin(losses))]["step"]
-    with Checkpoints(tmp_path / "whole" / "best") as checkpoints:
+    with Checkpoints(tmp_path / "whole" / "best" / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [best]
-        kept = checkpoints.restore(best, {"params": whole.params})["params"]
+    config, _, kept = load_run(tmp_path / "whole" / "best")
+    assert config == run.model
     if best == 12:
         jax.tree.map(np.testing.assert_array_equal, kept, whole.params)
 
@@ -225,7 +227,7 @@ def test_the_best_on_held_out_text_is_kept_and_chosen_steps_are_traced(text, tmp
         quiet(make_run(text, **settings), tmp_path / "parts", stop_after=stop)
     equal(quiet(run, tmp_path / "parts"), whole)
     assert without_times(tmp_path / "parts") == lines
-    with Checkpoints(tmp_path / "parts" / "best") as checkpoints:
+    with Checkpoints(tmp_path / "parts" / "best" / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [best]
 
 
