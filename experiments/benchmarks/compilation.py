@@ -18,7 +18,6 @@ from experiments.benchmarks import rounds
 from relpos_jax import config as configs
 from relpos_jax import data
 from relpos_jax.models import TransformerXL
-from relpos_jax.training import optimiser
 from relpos_jax.training.state import initial
 from relpos_jax.training.step import make_train_call
 
@@ -35,7 +34,7 @@ def measure(variant: str) -> dict:
         model = TransformerXL(run.model, key=jax.random.key(0))
         params = nnx.as_pure(nnx.state(model))
         memory = model.init_memory(run.training.batch)
-        return initial(params, optimiser.build(run.training), memory)
+        return initial(params, run.training, memory)
 
     graphdef = nnx.graphdef(
         nnx.eval_shape(lambda: TransformerXL(run.model, key=jax.random.key(0)))

@@ -18,7 +18,6 @@ from jaxtyping import Array, Int
 from relpos_jax import positional
 from relpos_jax.data.transduction import TASKS, VOCABULARY, Pairs, Transductions
 from relpos_jax.models import EncoderDecoder, EncoderDecoderConfig, ModelConfig
-from relpos_jax.training import optimiser
 from relpos_jax.training.config import TrainingConfig
 from relpos_jax.training.objectives import Transduction
 from relpos_jax.training.state import initial, key_for
@@ -142,7 +141,7 @@ def train(
     model = EncoderDecoder(study.model(name), key=key_for(training.seed, "parameters"))
     graphdef, params = nnx.split(model)
     memory = model.decoder.init_memory(training.batch)
-    state = initial(nnx.as_pure(params), optimiser.build(training), memory)
+    state = initial(nnx.as_pure(params), training, memory)
     call = make_train_call(graphdef, training, Transduction())
     key = key_for(training.seed, "dropout") if study.dropout else None
     batches = Transductions(

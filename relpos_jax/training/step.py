@@ -98,7 +98,8 @@ def _train_call(
                 positions = jax.random.fold_in(positions, state.step)
             batch = batch._replace(at=sampler(positions, batch.at))
         if training.loss == "half":
-            later = jnp.arange(training.length) >= training.length // 2
+            length = batch.weight.shape[1]
+            later = jnp.arange(length) >= length // 2
             batch = batch._replace(weight=batch.weight * later[None])
 
         rows = Rows(batch, state.memory, state.recent)

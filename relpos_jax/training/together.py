@@ -43,7 +43,8 @@ def train_together(
 ) -> list[TrainResult]:
     """Trains a run with each of the seeds, or goes on where all of them stopped.
 
-    The device must hold the states and temporaries of all seeds at once.
+    On JAX's default device alone, whatever `run.mesh` says; it must hold the states and
+    temporaries of all seeds at once.
 
     Args:
       run: what to train; its own seed is not used.

@@ -9,7 +9,7 @@ from experiments.benchmarks.peers import Peer
 from experiments.benchmarks.workloads import ADAM, LEARNING_RATE, Workload
 from relpos_jax import data, positional
 from relpos_jax.models import ModelConfig, TransformerXL
-from relpos_jax.training import optimiser, runtime
+from relpos_jax.training import runtime
 from relpos_jax.training.config import TrainingConfig
 from relpos_jax.training.state import initial
 from relpos_jax.training.step import make_train_call
@@ -54,7 +54,7 @@ def training(variant: str, workload: dict) -> Peer:
     graphdef, params = nnx.split(model)
     params = nnx.as_pure(params)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    state = initial(params, optimiser.build(settings), memory)
+    state = initial(params, settings, memory)
     call = make_train_call(graphdef, settings)
     text = sizes.bytes(CALL + 1).reshape(-1)
     batches = data.Lanes(text, sizes.batch, sizes.length).stack(0, CALL)
