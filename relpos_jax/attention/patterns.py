@@ -58,7 +58,7 @@ class Dilated(Pattern):
 class Strided(Pattern):
     """The last `stride` keys, and every key a multiple of `stride` away.
 
-    Both heads of the strided pattern of Child et al. 2019 (section 4.2) in one. With
+    Both heads of the strided pattern of Child et al. 2019 (section 4) in one. With
     `stride` near the root of the length it costs O(n sqrt n).
 
     Attributes:

@@ -147,7 +147,7 @@ class WindowGlobal(Picking):
 class Fixed(Picking):
     """The keys of the query's own block, and the last `summary` ones of every block.
 
-    Both heads of the fixed pattern of Child et al. 2019 (section 4.2) in one; causal.
+    Both heads of the fixed pattern of Child et al. 2019 (section 4) in one; causal.
     With `block` near the root of the length it costs O(n sqrt n). Blocks are counted
     from position 0 of the document.
 
