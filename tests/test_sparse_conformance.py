@@ -39,7 +39,6 @@ BRIEF = {
     ("rope", "dilated"),
     ("alibi", "strided"),
     ("fire", "window_global"),
-    ("forgetting", "big_bird"),
 }
 
 
