@@ -23,11 +23,10 @@ import jax.numpy as jnp
 from relpos_jax.attention import blockwise, core
 from relpos_jax.attention.blockwise import Plan
 from relpos_jax.attention.core import Operands
+from relpos_jax.axes import SEQUENCE, mesh_sizes
 from relpos_jax.masks import Mask
 from relpos_jax.relative import Layout, descending
 from relpos_jax.where import Where
-
-SEQUENCE = "sequence"  # the mesh axis that cuts sequences
 
 _STILL = ("q", "turned_q", "q_data")
 _MOVING = ("k", "v", "turned_k", "k_data")
@@ -53,7 +52,7 @@ class Ring(NamedTuple):
 
 def ring_size() -> int:
     """Returns over how many devices the mesh in use (`jax.set_mesh`) cuts sequences."""
-    return jax.sharding.get_abstract_mesh().shape.get(SEQUENCE, 1)
+    return mesh_sizes().get(SEQUENCE, 1)
 
 
 def steps_needed(mask: Mask, layout: Layout | None, pieces: tuple, size: int) -> int:

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from relpos_jax import where
+from relpos_jax.axes import by_rows
 from relpos_jax.memory import Context, KeyValueCache, Memory, SegmentMemory
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
 from relpos_jax.models.hierarchical import Across
@@ -133,7 +134,7 @@ class Stack(nnx.Module):
         keys = [None] * (config.layers + 2)
         if key is not None:
             keys = list(jax.random.split(key, config.layers + 2))
-        x = drop(keys[0], config.dropout, x)
+        x = by_rows(drop(keys[0], config.dropout, x))
 
         layout = None if spacing == "any" else memory.layout(spacing == "unit")
         given = shared, layout
@@ -149,6 +150,7 @@ class Stack(nnx.Module):
                 x, found = call(
                     x, at, memory, shared=shared, key=keys[i + 1], context=context
                 )
+                x = by_rows(x)
                 entries += found
         if self.norm is not None:
             x = self.norm(x)
@@ -173,7 +175,8 @@ class Stack(nnx.Module):
         def step(x, item):
             hidden, params, key = item
             layer, own = nnx.merge(graphdef, params), memory._replace(hidden=hidden)
-            return layer(x, at, own, 0, *given, key)
+            x, entries = layer(x, at, own, 0, *given, key)
+            return by_rows(x), entries
 
         if self.config.remat:
             step = jax.checkpoint(step, prevent_cse=False)

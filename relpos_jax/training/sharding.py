@@ -58,6 +58,8 @@ PARAMETERS: tuple[tuple[str, tuple[Axes, ...]], ...] = (
     (r"attention[^/]*/(query|key|value)/kernel$", (("width", "heads", None),)),
     (r"attention[^/]*/(query|key|value)/bias$", (("heads", None),)),
     (r"attention[^/]*/output/kernel$", (("heads", None, "width"),)),
+    (r"compression/(kernel|decoder)$", ((None, None, "width"),)),
+    (r"compression/(decoder_)?bias$", _WHOLE),
     (r"^transform/kernel$", ((None, "width"),)),  # of an encoder's head
     (r"^transform/bias$", _WHOLE),
     (r"feedforward[^/]*/(inner|gate)/kernel$", (("width", "units"),)),
@@ -74,8 +76,16 @@ PARAMETERS: tuple[tuple[str, tuple[Axes, ...]], ...] = (
 
 # Memories and caches, by field.
 MEMORY: tuple[tuple[str, tuple[Axes, ...]], ...] = (
-    (r"(^|/)hidden$", ((None, "batch", "slots", "state"),)),
-    (r"(^|/)at/(position|segment)$", (("batch", "slots"),)),
+    # Compressive memory has room for a number of states that needn't divide.
+    (
+        r"(^|/)(hidden|compressed)$",
+        ((None, "batch", "slots", "state"), (None, "batch", None, "state")),
+    ),
+    (r"(^|/)at/(position|segment)$", (("batch", "slots"), ("batch", None))),
+    (r"(^|/)(compressed_at/.*|usage)$", ((None, "batch", None),)),
+    (r"(^|/)asked$", (("batch", None),)),
+    (r"(^|/)fresh$", (("batch",),)),
+    (r"(^|/)auxiliary$", _WHOLE),
     (r"(^|/)(keys|values)/\d+$", (("batch", "heads", None, None),)),
     (r"(^|/)features$", ((None, "batch", None, "heads", None),)),
     (r"(^|/)cursor$", _WHOLE),
