@@ -28,3 +28,14 @@ def by_rows(x: Float[Array, "b t w"]) -> Float[Array, "b t w"]:
     if x.shape[0] % rows or x.shape[1] % sizes[SEQUENCE]:
         return x  # a batch made for something else; what is computed is the same
     return jax.lax.with_sharding_constraint(x, jax.P(BATCH, SEQUENCE, None))
+
+
+def whole_rows(table: Float[Array, "v w"]) -> Float[Array, "v w"]:
+    """Returns a table to look rows up in: each row whole on a device of a mesh.
+
+    Rows that come in parts would have to be put together for every token.
+    """
+    if not mesh_sizes():
+        return table
+    spec = jax.P(jax.P.UNCONSTRAINED, None)
+    return jax.lax.with_sharding_constraint(table, spec)

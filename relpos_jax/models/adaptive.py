@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from relpos_jax.axes import whole_rows
 from relpos_jax.positional.protocol import leading
 
 Tree = dict[str, Any]
@@ -204,7 +205,7 @@ def embed(
     tables = embedding["table"]
     start, x = 0, jnp.nan
     for name in sorted(tables, key=int):
-        table = tables[name]
+        table = whole_rows(tables[name])
         inside = (tokens >= start) & (tokens < start + len(table))
         rows = table.at[jnp.where(inside, tokens - start, 0)].get(mode="clip")
         if "projection" in embedding:

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from relpos_jax import where
-from relpos_jax.axes import by_rows
+from relpos_jax.axes import by_rows, whole_rows
 from relpos_jax.memory import Context, KeyValueCache, Memory, SegmentMemory
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
 from relpos_jax.models.hierarchical import Across
@@ -227,7 +227,7 @@ def embed(
     table: Float[Array, "v w"], tokens: Int[Array, "b t"]
 ) -> Float[Array, "b t w"]:
     """Returns the tokens' rows; NaN for an id outside the vocabulary."""
-    return table.at[tokens].get(mode="fill", fill_value=jnp.nan)
+    return whole_rows(table).at[tokens].get(mode="fill", fill_value=jnp.nan)
 
 
 def known_ids(
