@@ -120,6 +120,23 @@ def unshift(x: Float[Array, "*h q k"]) -> Float[Array, "*h q n"]:
     return _unshift(x)
 
 
+def _diagonal_sums(x):
+    """Returns `[*h n]`, `unshift` summed over queries: the transpose of `spread`.
+
+    Groups of rows are added up at their places first, so that few rows are spread out.
+    """
+    *heads, queries, keys = x.shape
+    step, groups, spare = _two_levels(queries)
+    x = jnp.pad(x, [*[(0, 0)] * len(heads), (0, spare), (0, 0)])
+    x = x.reshape(*heads, groups, step, keys)
+    few = jnp.zeros((*heads, step, keys + step * (groups - 1)), x.dtype)
+    for group in range(groups):
+        start = step * (groups - 1 - group)
+        here = few[..., start : start + keys] + x[..., group, :, :]
+        few = jax.lax.dynamic_update_slice_in_dim(few, here, start, few.ndim - 1)
+    return jnp.sum(_unshift(few), axis=-2)[..., spare:]
+
+
 @jax.custom_vjp
 def _shift(x):
     *heads, queries, rows = x.shape
@@ -162,7 +179,7 @@ def _two_levels(queries: int) -> tuple[int, int, int]:
 # Transposes of each other. What JAX derives is right too, but slower.
 _spread.defvjp(
     lambda queries, row: (_spread(queries, row), None),
-    lambda queries, _, d_out: (jnp.sum(_unshift(d_out), axis=-2),),
+    lambda queries, _, d_out: (_diagonal_sums(d_out),),
 )
 _shift.defvjp(lambda x: (_shift(x), None), lambda _, d_out: (_unshift(d_out),))
 _unshift.defvjp(lambda x: (_unshift(x), None), lambda _, d_out: (_shift(d_out),))

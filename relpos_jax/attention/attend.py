@@ -14,7 +14,6 @@ from relpos_jax.attention.ring import Ring, attend_ring, ring_size, steps_needed
 from relpos_jax.attention.strips import (
     attend_strips,
     default_blocks,
-    has_vectors,
     with_rows,
 )
 from relpos_jax.masks import Causal, Mask
@@ -40,6 +39,7 @@ def attend(
     *,
     mask: Mask = Causal(),
     features: Float[Array, "b k h f"] | None = None,
+    turned: bool = False,
     layout: Layout | None = None,
     implementation: str = "auto",
     blocks: tuple[int, int] | None = None,
@@ -54,11 +54,13 @@ def attend(
     Args:
       encoding: the position encoding.
       params: its parameters (a layer's own joined with the shared ones).
-      q, k, v: queries, keys and values; keys are not rotated yet.
+      q, k, v: queries, keys and values.
       q_at, k_at: where queries and keys stand.
       mask: which pairs attend, see `masks` and `attention.patterns`; documents and
         padding are always kept apart.
       features: what the encoding's `features` hook returned for the keys' tokens.
+      turned: keys have been through the encoding's `key` hook, from a cache that keeps
+        them so (`turns_once`). Otherwise they come from the projection, as queries do.
       layout: what is known about positions when the program is compiled (see `Layout`);
         None if nothing, which is right for any positions but evaluates tables for every
         pair and skips no block.
@@ -101,7 +103,9 @@ def attend(
     turned_q = turned_k = None
     if core.overrides(encoding, "query"):
         turned_q = encoding.query(prepared, q, q_at)
-    if core.overrides(encoding, "key"):
+    if turned:
+        turned_k = k
+    elif core.overrides(encoding, "key"):
         turned_k = encoding.key(prepared, k, k_at)
     if implementation == "auto":
         implementation = "dense" if queries * keys <= DENSE_BELOW else "blockwise"
@@ -116,9 +120,8 @@ def attend(
         )
     elif implementation == "ring":
         pieces = ring_size()
-        wide = encoding.saturation() is None and has_vectors(encoding, params)
         here = -(-queries // pieces), -(-keys // pieces)
-        blocks = blocks or default_blocks(*here, wide)
+        blocks = blocks or default_blocks(*here, encoding, params)
         if encoding.whole_rows:
             blocks = (blocks[0], keys)
         plan = Plan(encoding, mask, scale, layout, *blocks)

@@ -135,10 +135,9 @@ def _run(
 
 def _blocks(encoding, strip: Strip, layout, operands) -> tuple[int, int]:
     queries, keys = operands.q.shape[1], operands.k.shape[1]
-    vectors = has_vectors(encoding, operands.params)
-    wide = encoding.saturation() is None and vectors
-    q_block, k_block = default_blocks(queries, keys, wide)
+    q_block, k_block = default_blocks(queries, keys, encoding, operands.params)
     if strip.gather:
+        vectors = has_vectors(encoding, operands.params)
         most = GATHERED_VECTORS if vectors else GATHERED
         return min(q_block, most), min(k_block, most)
     if strip.block:
@@ -146,22 +145,31 @@ def _blocks(encoding, strip: Strip, layout, operands) -> tuple[int, int]:
     return q_block, k_block
 
 
-def default_blocks(queries: int, keys: int, wide: bool) -> tuple[int, int]:
+def default_blocks(
+    queries: int, keys: int, encoding: PositionEncoding, params: Params
+) -> tuple[int, int]:
     """Returns the block sizes to use for these lengths.
 
     Large ones keep both cores of a small machine busy. A block needs `queries + keys -
-    1` rows of a table: where they are vectors, and no block can do with one row, wide
-    blocks of few queries waste fewer products (measured by experiments.benchmarks).
+    1` rows of a table, so with one smaller blocks do less for nothing, and with vectors
+    that are one and the same away from the diagonal the smallest do (measured by
+    experiments.benchmarks).
     """
-    most = (128, 512) if wide else (512, 256)
+    most = (256, 256) if _rows(encoding, params) else (512, 256)
+    if has_vectors(encoding, params) and encoding.saturation() is not None:
+        most = (128, 128)
     return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
 
 
 def has_vectors(encoding: PositionEncoding, params: Params) -> bool:
     """Returns whether the encoding's table has a vector for each distance."""
+    return any(row.ndim == 3 for row in _rows(encoding, params))
+
+
+def _rows(encoding: PositionEncoding, params: Params) -> list[jax.ShapeDtypeStruct]:
+    """Returns the shapes of a table of one distance."""
     distance = jax.ShapeDtypeStruct((1,), jnp.int32)
-    table = jax.eval_shape(encoding.table, params, distance)
-    return any(row.ndim == 3 for row in jax.tree.leaves(table))
+    return jax.tree.leaves(jax.eval_shape(encoding.table, params, distance))
 
 
 def _up(n: int, multiple: int) -> int:

@@ -1,4 +1,4 @@
-"""Key/value cache for decoding: unrotated keys in preallocated slots."""
+"""Key/value cache for decoding: preallocated slots, each with its own position."""
 
 import dataclasses
 import functools
@@ -21,9 +21,10 @@ from relpos_jax.where import Where
 class KeyValueCache:
     """Keys and values of past tokens; each slot knows its own position.
 
-    Keys are kept as they come from the projection, before the encoding's `key` hook, so
-    a rotation that depends on the sequence's length is never baked in. Each layer has
-    keys and values of its own, so that a loop can write to them where they are.
+    Keys are kept after the encoding's `key` hook where it `turns_once`, else as they
+    come from the projection: a rotation that depends on the sequence's length is never
+    baked in. Each layer has keys and values of its own, so that a loop can write to
+    them where they are.
 
     Attributes:
       keys, values: `[b h c d]` for each layer; heads first, as attention reads them, or

@@ -26,6 +26,7 @@ class Across(Attention):
     """
 
     alone: ClassVar[bool] = True
+    turns_once: ClassVar[bool] = False  # summaries have places of their own
 
     def __init__(self, config: ModelConfig, *, key: jax.Array):
         encoding = config.hierarchy.position
@@ -38,7 +39,7 @@ class Across(Attention):
             )
         super().__init__(config, key=key, encoding=encoding, mask=Earlier())
 
-    def look(self, params, q, k, v, features, at, k_at, layout, key=None):
+    def look(self, params, q, k, v, features, at, k_at, layout, key=None, turned=False):
         config = self.config
         size, implementation = config.hierarchy.segment, config.attention
         k, v, k_at = summarise(k, v, k_at, size)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from relpos_jax.attention import attend
 from relpos_jax.masks import Mask
-from relpos_jax.memory import Context, Memory
+from relpos_jax.memory import Context, KeyValueCache, Memory
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.positional import merge
 from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
@@ -64,9 +64,12 @@ class Attention(nnx.Module):
 
     Class attributes:
       alone: layers share none of the encoding's parameters.
+      turns_once: keys are met at their own places, so that caches may keep them turned
+        where the encoding allows it.
     """
 
     alone: ClassVar[bool] = False
+    turns_once: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -141,19 +144,39 @@ class Attention(nnx.Module):
         """
         config, encoding = self.config, self.encoding
         params = self.parameters(shared)
+        # Turning all of a cache at every token would cost more than attending to it.
+        once = self.turns_once and encoding.turns_once
+        turned = once and isinstance(memory, KeyValueCache)
 
         def project(states):
             k, v, features = self.project(normalise(states), params)
+            if turned:
+                k = encoding.key(params, k, at)
             return k, v, _widen(features, k, memory)
 
         (k, v, features), k_at, entry = memory.read(layer, x, at, project)
         features = _narrow(features, encoding, config.dims, memory)
         q = self.query(normalise(x))
-        out = self.look(params, q, k, v, features, at, k_at, layout, key)
+        out = self.look(params, q, k, v, features, at, k_at, layout, key, turned)
         return self.output(out), entry
 
-    def look(self, params, q, k, v, features, at: Where, k_at: Where, layout, key=None):
-        """Returns what queries see of the keys, `[b t h d]`."""
+    def look(
+        self,
+        params,
+        q,
+        k,
+        v,
+        features,
+        at: Where,
+        k_at: Where,
+        layout,
+        key=None,
+        turned=False,
+    ):
+        """Returns what queries see of the keys, `[b t h d]`.
+
+        `turned`: the keys have been through the encoding's `key` hook.
+        """
         return attend(
             self.encoding,
             params,
@@ -164,6 +187,7 @@ class Attention(nnx.Module):
             k_at,
             mask=self.mask,
             features=features,
+            turned=turned,
             layout=layout,
             implementation=self.config.attention,
             dropout=self.config.attention_dropout,

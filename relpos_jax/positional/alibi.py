@@ -1,6 +1,7 @@
 """ALiBi: attention with linear biases (Press et al. 2022, section 3)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +36,8 @@ class Alibi(PositionEncoding):
       symmetric: use `|distance|`, for bidirectional attention. Otherwise keys after the
         query get no bias.
     """
+
+    turns_once: ClassVar[bool] = True
 
     symmetric: bool = False
 

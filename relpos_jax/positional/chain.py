@@ -56,6 +56,11 @@ class Chain(PositionEncoding):
     def length_dependent(self) -> bool:
         return any(part.length_dependent for part in self.parts)
 
+    @property
+    def turns_once(self) -> bool:
+        with_positions = [p for p in self.parts if type(p) is not PositionEncoding]
+        return all(part.turns_once for part in with_positions)
+
     def _init(self, method: str, key: jax.Array, dims: Dims) -> Params:
         params = {}
         for i, part in enumerate(self.parts):

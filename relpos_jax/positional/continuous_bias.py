@@ -1,6 +1,7 @@
 """Continuous position bias: an MLP of the (log) distance (Swin V2, Liu et al. 2022)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,8 @@ class ContinuousBias(PositionEncoding):
       bound: the bias is `bound sigmoid(MLP)`; None for the MLP itself (the paper).
       share: one MLP for all layers.
     """
+
+    turns_once: ClassVar[bool] = True
 
     hidden: int = 32
     log: bool = True

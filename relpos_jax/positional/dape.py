@@ -87,6 +87,10 @@ class Dape(PositionEncoding):
         return self.inner.length_dependent
 
     @property
+    def turns_once(self) -> bool:
+        return self.inner.turns_once
+
+    @property
     def whole_rows(self) -> bool:
         return self.inner.whole_rows
 

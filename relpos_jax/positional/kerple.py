@@ -1,6 +1,7 @@
 """KERPLE: kernelised relative positions (Chi et al. 2022, section 4)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,8 @@ class Kerple(PositionEncoding):
       symmetric: use `|distance|`, for bidirectional attention. Otherwise keys after the
         query get the bias of distance 0.
     """
+
+    turns_once: ClassVar[bool] = True
 
     positive: str = "clamp"
     eps: float = 0.01

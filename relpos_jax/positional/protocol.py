@@ -72,6 +72,8 @@ class PositionEncoding:
       ordinal: looks at the order of positions only, not at how far apart they are.
       whole_rows: `score` needs all keys of a query at once, so blocks span every key.
       length_dependent: scores change with the length of the document as a whole.
+      turns_once: the `key` hook looks at a key and its position alone, and `score`
+        never at `Block.k`, so that a cache may keep what the hook returned.
     """
 
     absolute: ClassVar[bool] = False
@@ -80,6 +82,7 @@ class PositionEncoding:
     ordinal: ClassVar[bool] = False
     whole_rows: ClassVar[bool] = False
     length_dependent: ClassVar[bool] = False
+    turns_once: ClassVar[bool] = False
 
     def init(self, key: jax.Array, dims: Dims) -> Params:
         """Returns the parameters that each layer has for itself."""

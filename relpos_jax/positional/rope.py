@@ -143,6 +143,10 @@ class Rope(PositionEncoding):
         return self.scaling is not None and self.scaling.length_dependent
 
     @property
+    def turns_once(self) -> bool:
+        return not self.length_dependent
+
+    @property
     def invariant(self) -> bool:
         free = self.scaling is None or not self.scaling.start_tokens
         return free and not self.length_dependent

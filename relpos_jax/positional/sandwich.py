@@ -1,6 +1,7 @@
 """Sandwich: sinusoids' inner product as a bias (Chi et al. 2023)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +68,8 @@ class Sandwich(PositionEncoding):
       symmetric: use `|distance|`, for bidirectional attention. Otherwise keys after the
         query get no bias.
     """
+
+    turns_once: ClassVar[bool] = True
 
     dim: int = 128
     base: float = 10000.0

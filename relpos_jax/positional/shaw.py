@@ -40,6 +40,10 @@ class Shaw(PositionEncoding):
                 f"got clip={self.clip}, keys={self.keys}, values={self.values}"
             )
 
+    @property
+    def turns_once(self) -> bool:
+        return not self.key_query
+
     def init(self, key: jax.Array, dims: Dims) -> Params:
         shape = (2 * self.clip + 1, dims.heads if self.per_head else 1, dims.head_dim)
         spread = (6.0 / (shape[0] + shape[2])) ** 0.5

@@ -1,6 +1,7 @@
 """T5's bucketed relative bias (Raffel et al. 2020, section 2.1 and released code)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,8 @@ class T5(PositionEncoding):
       gain: multiplies the learned bias. T5 has 1; the T5 baseline of KERPLE's code and
         x-transformers have sqrt(d), with which the bias learns faster.
     """
+
+    turns_once: ClassVar[bool] = True
 
     buckets: int = 32
     max_distance: int = 128

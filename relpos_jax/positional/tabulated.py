@@ -133,6 +133,10 @@ class Tabulated(PositionEncoding):
         return self.inner.length_dependent
 
     @property
+    def turns_once(self) -> bool:
+        return self.inner.turns_once
+
+    @property
     def rows(self) -> int:
         """Rows of the table."""
         end = self.inner.saturation()

@@ -1,6 +1,7 @@
 """Transformer-XL's relative attention (Dai et al. 2019, section 3.3)."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,8 @@ class TransformerXLRelative(PositionEncoding):
         TensorFlow code's `untie_r`; its PyTorch code always shares them).
       clamp: distances past it use its row (`clamp_len`), None for no clamp.
     """
+
+    turns_once: ClassVar[bool] = True
 
     base: float = 10000.0
     untie: bool = False

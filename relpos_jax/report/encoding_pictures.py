@@ -139,7 +139,9 @@ def _added(encoding, params, k_at: Where, far: int):
             encoding.features(params, x),
             causal=encoding.causal_only,
         )
-        return (found - encoding.scale(DIMS.head_dim) * DIMS.head_dim)[0, :, 0]
+        # The same product as in `found`, so that what adds nothing leaves nothing.
+        plain = core.Operands(q.swapaxes(1, 2), k.swapaxes(1, 2), *[None] * 5)
+        return (found - core.content(plain, encoding.scale(DIMS.head_dim)))[0, :, 0]
 
     keys = jax.random.split(jax.random.key(3), SAMPLES)
     return np.stack([np.asarray(one(key), np.float64) for key in keys])
