@@ -47,19 +47,23 @@ def table(results: dict) -> str:
     return "\n".join(lines)
 
 
+def ready(function: Callable, inputs: tuple) -> jax.stages.Compiled:
+    """Returns the function compiled for these inputs, if it isn't yet."""
+    if isinstance(function, jax.stages.Compiled):
+        return function
+    return jax.jit(function).lower(*inputs).compile()
+
+
 def against(base: tuple, other: tuple, *, rounds: int) -> dict:
     """Returns the other's seconds, their ratio to the base's, and temporary bytes.
 
     The ratio is the median of the ratios of pairs of calls made one after the other.
 
     Args:
-      base, other: a function and its inputs each.
+      base, other: a function and its inputs each; a base may be compiled already.
       rounds: pairs of calls.
     """
-    compiled = [
-        (jax.jit(function).lower(*inputs).compile(), inputs)
-        for function, inputs in (base, other)
-    ]
+    compiled = [(ready(*pair), pair[1]) for pair in (base, other)]
     for function, inputs in compiled:
         jax.block_until_ready(function(*inputs))
     seconds, ratios = [], []
