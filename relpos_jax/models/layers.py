@@ -14,6 +14,7 @@ from relpos_jax.attention import attend
 from relpos_jax.masks import Mask
 from relpos_jax.memory import Context, KeyValueCache, Memory
 from relpos_jax.models.config import ModelConfig
+from relpos_jax.models.products import product
 from relpos_jax.positional import merge
 from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
 from relpos_jax.relative import Layout
@@ -91,6 +92,7 @@ class Attention(nnx.Module):
                 use_bias=config.attention_bias,
                 kernel_init=normal(config, width, gain),
                 dtype=config.dtype,
+                dot_general=product,
                 rngs=nnx.Rngs(named(key, name)),
             )
 
@@ -106,6 +108,7 @@ class Attention(nnx.Module):
                 config, heads * head_dim, 1 / math.sqrt(2 * config.layers)
             ),
             dtype=config.dtype,
+            dot_general=product,
             rngs=nnx.Rngs(named(key, "output")),
         )
         own = self.encoding.init(named(key, "position"), config.dims)
@@ -248,6 +251,7 @@ class FeedForward(nnx.Module):
                 use_bias=config.feedforward_bias,
                 kernel_init=normal(config, inputs, gain),
                 dtype=config.dtype,
+                dot_general=product,
                 rngs=nnx.Rngs(named(key, name)),
             )
 
