@@ -41,9 +41,10 @@ def measure(variant: str) -> dict:
     )
     text = np.zeros(run.training.length + 1, np.int32)
     tokens = data.Lanes(text, 1, run.training.length).stack(0, 1)
+    state = jax.eval_shape(make)
     began, cpu = time.perf_counter(), time.process_time()
     call = make_train_call(graphdef, run.training)
-    lowered = call.lower(jax.eval_shape(make), tokens, 1, None)
+    lowered = call.lower(state, tokens, 1, None)
     traced = time.perf_counter()
     lowered.compile()
     return {
