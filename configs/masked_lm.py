@@ -9,8 +9,8 @@ Another encoding: `--config=configs/masked_lm.py:deberta` (the names of
 The second command prints bits a masked byte and accuracy on held-out text, by length.
 
 Expected: with RoPE the training loss falls to about 1.4 nats (2.0 bits) a masked byte
-at step 750; a line of `metrics.jsonl` is one batch of about 300 of them, so it varies by a
-tenth. T5's bias learns slowly: after all 1000 steps `:t5_bidirectional` has 3.87
+at step 750; a line of `metrics.jsonl` is one batch of about 300 of them, so it varies
+by a tenth. T5's bias learns slowly: after all 1000 steps `:t5_bidirectional` has 3.87
 bits and gets 32.5% right on held-out pieces of 64 bytes.
 """
 
