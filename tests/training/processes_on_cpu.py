@@ -33,6 +33,8 @@ CONFIG = (
     "--config.training.steps_per_call=5",
     "--config.training.checkpoint_every=5",
     "--config.training.log_every=1",
+    "--config.training.eval_every=5",
+    "--config.training.eval_tokens=512",
 )
 
 
@@ -74,18 +76,20 @@ def train(text: pathlib.Path, workdir: pathlib.Path, *more: str) -> tuple[str, .
 
 
 def losses(workdir: pathlib.Path) -> np.ndarray:
-    """Returns the run's loss at every step."""
+    """Returns the run's loss at every step, and the held-out text's behind them."""
     from relpos_jax.training import writers
 
     lines = writers.read(workdir / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    return np.array([line["loss"] for line in lines])
+    held_out = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
+    assert len(held_out) == 2
+    return np.array([line["loss"] for line in lines] + held_out)
 
 
 def close(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
     """Prints and checks the largest relative difference."""
     difference = np.max(np.abs(found - wanted) / wanted)
-    print(f"{what}: largest relative difference of the loss {difference:.1e}")
+    print(f"{what}: largest relative difference of losses {difference:.1e}")
     assert difference < 1e-5
 
 
