@@ -39,14 +39,14 @@ def main(argv: list[str]) -> None:
         config, graphdef = runs.evaluated(config, **changes)
         text = runs.read_text(_SOURCE.value, _WORKDIR.value, config.vocabulary, **given)
         language = perplexity.Language.of(graphdef, params)
-        settings = (_LENGTH.value, config.memory_length)
+        settings = (_LENGTH.value, config.memory_slots)
         score = runs.score(language, text.tokens, *settings, tokens=_TOKENS.value)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         raise SystemExit(f"error: {error}") from error
     found = runs.measures(score, text)
     print(runs.summary(found))
     if _JSON.value:
-        found |= {"length": _LENGTH.value, "memory": config.memory_length}
+        found |= {"length": _LENGTH.value, "memory": config.memory_slots}
         pathlib.Path(_JSON.value).write_text(json.dumps(found, indent=2) + "\n")
 
 

@@ -98,7 +98,7 @@ class RunConfig:
     mesh: MeshConfig = MeshConfig()
 
     def __post_init__(self):
-        memory = self.model.memory_length
+        memory = self.model.memory_slots
         if memory and self.data.order != "lanes":
             raise ValueError(
                 f"data.order={self.data.order!r} excludes memory "
@@ -114,6 +114,12 @@ class RunConfig:
                 "together. Set model.memory_length=0, or training.positions='offset'."
             )
         depth = self.training.gradient_depth
+        if depth and self.model.compressive is not None:
+            raise ValueError(
+                f"training.gradient_depth={depth} excludes model.compressive: no "
+                "gradient enters compressed memory, an auxiliary loss trains it. Set "
+                "gradient_depth=0, or compressive=None."
+            )
         if depth and not (memory and self.model.memory_start == "empty"):
             raise ValueError(
                 f"training.gradient_depth={depth} needs a memory that starts empty, "

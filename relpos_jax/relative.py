@@ -2,7 +2,7 @@
 
 An encoding evaluates a *table* of rows, one a distance: scalars per head (a bias) or
 vectors per head. Four products of such a table with queries, keys and weights make up
-all of relative attention, and three classes offer them with equal results:
+all of relative attention, and four classes offer them with equal results:
 
 * `Pairs` holds a row for every (query, key) pair. Slow, obviously right, any positions:
   the oracle of every other path.
@@ -11,6 +11,8 @@ all of relative attention, and three classes offer them with equal results:
   2019, appendix B).
 * `Uniform` holds one row, where all distances of a block share it (a clip, a last
   bucket).
+* `Joined` holds a row for every pair with the first keys, and diagonals for the rest:
+  compressed memory, with segment memory and tokens behind it.
 
 Heads come first in this file: queries `[b h q d]`, keys `[b h k d]`, scores
 `[b h q k]`.
@@ -40,11 +42,15 @@ class Layout:
     carry non-decreasing ids along a row; empty slots may stand anywhere that does not
     separate two tokens of one document by more than their distance.
 
+    The first `free` columns are left out of what `unit` says: positions rise along
+    them, by any steps (the slots of a compressed memory).
+
     The claim is checked: see `holds`.
     """
 
     offset: int = 0
     unit: bool = True
+    free: int = 0
 
 
 def holds(layout: Layout, q_at: Where, k_at: Where) -> Bool[Array, " b"]:
@@ -71,7 +77,10 @@ def holds(layout: Layout, q_at: Where, k_at: Where) -> Bool[Array, " b"]:
     segment = jnp.take_along_axis(k_at.segment, at_before, axis=1)
     position = jnp.take_along_axis(k_at.position, at_before, axis=1)
     step = k_at.position - position
-    expected = step == column - at_before if layout.unit else step > 0
+    expected = step > 0
+    if layout.unit:
+        unit = step == column - at_before
+        expected = jnp.where(at_before < layout.free, expected, unit)
     continues = segment == k_at.segment
     good = jnp.where(continues, expected, segment < k_at.segment)
     return same & jnp.all(good | ~real | (before < 0), axis=1)
@@ -283,6 +292,57 @@ class Uniform(NamedTuple):
         return _einsum(
             spec, x, jnp.broadcast_to(table, (heads, *table.shape[1:]))[:, 0]
         )
+
+
+class Joined(NamedTuple):
+    """Products with tables of a row for each pair with the first keys, then diagonals.
+
+    Tables are `[h n]` and `[h n d]` with `n = batch * queries * free + queries + rest -
+    1` rows: those of the pairs in the order `b q k`, then the descending distances of
+    the other `rest` keys.
+    """
+
+    batch: int
+    queries: int
+    free: int
+    rest: int
+
+    def bias(self, table):
+        """Returns `t[i - j]` as `[b h q k]`."""
+        first, rest = self._split(table)
+        shape = (self.batch, table.shape[0], self.queries, self.rest)
+        rest = jnp.broadcast_to(self._diagonals.bias(rest), shape)
+        return jnp.concatenate([first, rest], axis=-1)
+
+    def query_dot(self, q, table):
+        """Returns `q_i . t[i - j]` as `[b h q k]`."""
+        first, rest = self._split(table)
+        near = self._diagonals.query_dot(q, rest)
+        return jnp.concatenate([Pairs().query_dot(q, first), near], axis=-1)
+
+    def key_dot(self, k, table):
+        """Returns `k_j . t[i - j]` as `[b h q k]`."""
+        first, rest = self._split(table)
+        far = Pairs().key_dot(k[:, :, : self.free], first)
+        near = self._diagonals.key_dot(k[:, :, self.free :], rest)
+        return jnp.concatenate([far, near], axis=-1)
+
+    def weighted(self, weights, table):
+        """Returns `sum_j w_ij t[i - j]` as `[b h q d]`."""
+        first, rest = self._split(table)
+        far = Pairs().weighted(weights[..., : self.free], first)
+        return far + self._diagonals.weighted(weights[..., self.free :], rest)
+
+    @property
+    def _diagonals(self):
+        return Diagonals(self.queries, self.rest)
+
+    def _split(self, table):
+        """Returns the pairs' rows, `[b h q k]` or `[b h q k d]`, and the others'."""
+        shape = (self.batch, self.queries, self.free)
+        count = self.batch * self.queries * self.free
+        first = table[:, :count].reshape(table.shape[0], *shape, *table.shape[2:])
+        return jnp.moveaxis(first, 0, 1), table[:, count:]
 
 
 def _group(queries: int) -> int:

@@ -1,5 +1,7 @@
 """One `attend` for every mode: memory, caches, windows, packed documents, padding."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,7 +18,7 @@ from relpos_jax.attention.strips import (
     default_blocks,
     with_rows,
 )
-from relpos_jax.masks import Causal, Mask
+from relpos_jax.masks import Causal, Mask, distances
 from relpos_jax.positional.protocol import Params, PositionEncoding, merge
 from relpos_jax.relative import Layout, holds
 from relpos_jax.where import Where
@@ -97,6 +99,13 @@ def attend(
             )
     queries, heads, width = q.shape[1:]
     keys = k.shape[1]
+    if implementation == "auto":
+        implementation = "dense" if queries * keys <= DENSE_BELOW else "blockwise"
+        if 1 < ring_size() <= queries:
+            implementation = "ring"
+    if layout is not None and layout.free and implementation in ("blockwise", "ring"):
+        # Blocks have rows by distance for all of their keys or for none.
+        layout = dataclasses.replace(layout, unit=False, free=0)
     scale = encoding.scale(width)
     params = merge(encoding.constants(heads, width), params)
     prepared, q_data, k_data = encoding.prepare(params, features, q_at, k_at, layout)
@@ -107,10 +116,6 @@ def attend(
         turned_k = k
     elif core.overrides(encoding, "key"):
         turned_k = encoding.key(prepared, k, k_at)
-    if implementation == "auto":
-        implementation = "dense" if queries * keys <= DENSE_BELOW else "blockwise"
-        if 1 < ring_size() <= queries:
-            implementation = "ring"
     _refuse(implementation, drop)
     unit = layout is not None and layout.unit
     operands = Operands(q, k, v, turned_q, turned_k, None, params, q_data, k_data)
@@ -129,14 +134,33 @@ def attend(
         out = attend_ring(_ring(plan, operands, pieces), operands, q_at, k_at)
         out = out[:, :queries]
     else:
+        free = 0
         if unit and implementation == "dense":
-            operands = with_rows(encoding, operands, layout)
+            free = layout.free
+            operands = _joined_rows(encoding, operands, layout, q_at, k_at)
         operands = core.with_heads_first(operands)
-        out = attend_dense(encoding, mask, scale, operands, q_at, k_at, drop)
+        out = attend_dense(encoding, mask, scale, operands, q_at, k_at, drop, free)
         out = jnp.swapaxes(out, 1, 2)
     if good is not None:
         out = jnp.where(good[:, None, None, None], out, jnp.nan)
     return out.astype(v.dtype)
+
+
+def _joined_rows(encoding, operands: Operands, layout: Layout, q_at, k_at):
+    """Adds rows by distance, and before them by pair for the `layout.free` first keys.
+
+    See `relative.Joined`.
+    """
+    free = layout.free
+    rest = operands._replace(k=operands.k[:, free:])
+    near = dataclasses.replace(layout, offset=layout.offset - free)
+    rows = with_rows(encoding, rest, near).rows
+    if free:
+        first = Where(*(x[:, :free] for x in k_at))
+        table = encoding.table(operands.params, distances(q_at, first).reshape(-1))
+        far = core.heads_first(table, 1)
+        rows = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), far, rows)
+    return operands._replace(rows=rows)
 
 
 def _ring(plan: Plan, operands: Operands, size: int) -> Ring:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from relpos_jax.masks import distances
 from relpos_jax.positional.chain import Chain
 from relpos_jax.positional.protocol import Block, PositionEncoding
-from relpos_jax.relative import Diagonals, Pairs, Uniform
+from relpos_jax.relative import Diagonals, Joined, Pairs, Uniform
 
 NEVER = -1e30  # a logit that weighs nothing; finite, so that its gradient is 0, not NaN
 
@@ -63,13 +63,18 @@ def content(operands: Operands, scale: float) -> jax.Array:
     return logits if q.dtype == jnp.float32 else logits * scale
 
 
-def view(encoding, operands, logits, q_at, k_at, scale, visible) -> Block:
-    """Returns the block as an encoding sees it: by diagonals if it has rows."""
+def view(encoding, operands, logits, q_at, k_at, scale, visible, free=0) -> Block:
+    """Returns the block as an encoding sees it: by diagonals if it has rows.
+
+    Rows of the first `free` keys are by pair: see `Joined`.
+    """
     queries, keys = q_at.position.shape[1], k_at.position.shape[1]
     if operands.rows is not None:
         table = operands.rows
         uniform = all(x.shape[1] == 1 for x in jax.tree.leaves(table))
         rel = (Uniform if uniform else Diagonals)(queries, keys)
+        if free:
+            rel = Joined(q_at.position.shape[0], queries, free, keys - free)
     else:
         rel = Pairs()
         table = encoding.table(operands.params, distances(q_at, k_at))
@@ -89,16 +94,20 @@ def view(encoding, operands, logits, q_at, k_at, scale, visible) -> Block:
     )
 
 
-def logits_of(encoding, operands: Operands, q_at, k_at, scale, visible) -> jax.Array:
+def logits_of(
+    encoding, operands: Operands, q_at, k_at, scale, visible, free=0
+) -> jax.Array:
     """Returns the encoding's logits of a block, `[b h q k]` float32, unmasked."""
     logits = content(operands, scale)
     if not overrides(encoding, "score"):
         return logits
-    block = view(encoding, operands, logits, q_at, k_at, scale, visible)
+    block = view(encoding, operands, logits, q_at, k_at, scale, visible, free)
     return encoding.score(operands.params, block)
 
 
-def values_of(encoding, operands, weights, q_at, k_at, scale, visible) -> jax.Array:
+def values_of(
+    encoding, operands, weights, q_at, k_at, scale, visible, free=0
+) -> jax.Array:
     """Returns the weighted values `[b h q d]` float32; linear in the weights."""
     v = operands.v
     weights_v = weights.astype(v.dtype)
@@ -107,6 +116,6 @@ def values_of(encoding, operands, weights, q_at, k_at, scale, visible) -> jax.Ar
     )
     if not overrides(encoding, "value"):
         return out
-    block = view(encoding, operands, None, q_at, k_at, scale, visible)
+    block = view(encoding, operands, None, q_at, k_at, scale, visible, free)
     added = encoding.value(operands.params, weights, block)
     return out if added is None else out + added

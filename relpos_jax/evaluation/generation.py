@@ -20,14 +20,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Integer, Key, PyTree
 
-from relpos_jax import where
 from relpos_jax.evaluation import surgery
+from relpos_jax.evaluation.prompts import lay_out
 from relpos_jax.evaluation.sampling import Knobs, SamplingConfig, sample
-from relpos_jax.memory import KeyValueCache, Memory
+from relpos_jax.memory import CompressiveMemory, KeyValueCache, Memory
 from relpos_jax.models import ModelConfig
 from relpos_jax.where import Where
 
-KINDS = ("auto", "cache", "ring", "segment")
+KINDS = ("auto", "cache", "ring", "segment", "compressive")
 OnChunk = Callable[[int, np.ndarray], None]
 
 
@@ -51,9 +51,9 @@ class Decoder:
     Attributes:
       config: of the model as it decodes: its window, and its encoding tabulated.
       graphdef, params: that model.
-      kind: "cache", "ring" or "segment".
-      length: slots of the cache; for the others, the keys that a token may look back
-        on, itself not among them.
+      kind: "cache", "ring", "segment" or "compressive".
+      length: slots of the cache, or of compressive memory; for the others, the keys
+        that a token may look back on, itself not among them.
       prefill: tokens of a call that reads prompts.
       chunk: new tokens between two looks of the host at what came.
     """
@@ -69,10 +69,14 @@ class Decoder:
     def memory(self, batch: int) -> Memory:
         """Returns an empty memory."""
         model = nnx.merge(self.graphdef, self.params)
+        if self.kind == "compressive":
+            more = {"every": self.prefill, "ragged": True}
+            return model.init_memory(batch, self.length, **more)
         if self.kind == "segment":
             # Padding in front of prompts must not push zeros out that they still see.
             spare = self.prefill if self.config.memory_start == "zeros" else 0
-            return model.init_memory(batch, self.length + spare)
+            none = {"slots": 0} if self.config.compressive else {}
+            return model.init_memory(batch, self.length + spare, **none)
         if self.kind == "cache":
             return model.init_cache(batch, self.length)
         # A call's last query must still find the first key of its window.
@@ -115,8 +119,10 @@ def prepare(
     * "segment": the layers' inputs at the last `length` tokens (Dai et al. 2019,
       section 3.2), from which keys and values are projected again at every step. The
       same numbers as "ring", slower by that projection.
-    * "auto": a ring for a model with memory or a window, else a cache. With a sparse
-      pattern a ring too, if it looks back so far only; else a cache.
+    * "compressive": compressed memory behind the last states. Each row is what it is
+      when its text is read in segments of `prefill` tokens.
+    * "auto": compressive for a model that is so; a ring for one with memory, a window
+      or a sparse pattern that looks back so far only; else a cache.
 
     With a ring or segment memory each token sees itself and the `length` tokens before
     it, however the text was cut into calls (`same_length`, as TensorFlow's code counts
@@ -137,8 +143,8 @@ def prepare(
     Raises:
       ValueError: an unknown kind, sizes that are not positive, no `length` where the
         model gives none, segment memory with an absolute encoding, a pattern that
-        looks back farther than a ring or segment memory, or another memory for a model
-        whose memory starts with zeros.
+        looks back farther than a ring or segment memory, compressive memory for a model
+        without, or another memory for a model whose memory starts with zeros.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {KINDS}, got {kind!r}")
@@ -146,15 +152,21 @@ def prepare(
     sparse = config.pattern is not None or config.hierarchy is not None
     if sparse:
         trained = (config.reach or 1) - 1
+    slots = 0 if config.compressive is None else config.compressive.length
     zeros = config.memory_start == "zeros" and config.memory_length > 0
     if kind == "auto":
         kind = "segment" if zeros else "ring" if trained else "cache"
+        kind = "compressive" if slots else kind
     if zeros and kind != "segment":
         raise ValueError(
             f"kind='{kind}' keeps keys and values of tokens, and the model's memory "
             "starts with zero vectors (memory_start='zeros'): take kind='segment', or "
             "replace memory_start by 'empty' for a start that it was not trained with"
         )
+    if kind == "compressive":
+        if not slots:
+            raise ValueError("the model has no compressed memory: take another kind")
+        trained = config.memory_slots
     if length is None:
         # Few lengths, few compiled programs.
         length = -(-tokens // 256) * 256 if kind == "cache" else trained
@@ -170,15 +182,17 @@ def prepare(
                 )
             )
     farthest = length if kind == "cache" else length + 1
+    if kind == "compressive":  # whatever its share, and what waits to be compressed
+        farthest = (length + 1) * config.compressive.rate + prefill
     window = min(farthest, config.reach or farthest)
-    if sparse and kind != "cache":
+    if sparse and kind in ("ring", "segment"):
         if config.reach is None or config.reach > farthest:
             raise ValueError(
                 f"{config.pattern or config.hierarchy} looks back on more than the "
                 f"{length} tokens of this {kind}: take kind='cache', or a length of "
                 "its reach"
             )
-    elif kind != "cache":
+    elif kind in ("ring", "segment"):
         config = dataclasses.replace(config, window=window)
     changes = dict(dropout=0.0, attention_dropout=0.0, attention="auto")
     config = dataclasses.replace(config, **changes)
@@ -246,16 +260,13 @@ def generate(
 
 def start(decoder: Decoder, prompts: Sequence[np.ndarray], read: Callable) -> State:
     """Returns the state behind prompts, read in calls of `decoder.prefill` tokens."""
-    lengths = np.asarray([len(prompt) for prompt in prompts])
-    size = decoder.prefill
-    total = -(-int(lengths.max()) // size) * size
-    tokens = np.zeros((len(prompts), total), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, total - len(prompt) :] = prompt
-    at = where.from_lengths(jnp.asarray(lengths, jnp.int32), total, side="left")
+    lengths, size = [len(prompt) for prompt in prompts], decoder.prefill
     memory = decoder.memory(len(prompts))
+    compressive = isinstance(memory, CompressiveMemory)
+    tokens, at = lay_out(prompts, size, at_ends=compressive)
+    total = tokens.shape[1]
     if isinstance(memory, KeyValueCache):
-        memory = memory.skipping(total - int(lengths.max()))
+        memory = memory.skipping(total - max(lengths))
     for begin in range(0, total, size):
         part = slice(begin, begin + size)
         here = jax.tree.map(lambda x, part=part: x[:, part], at)
@@ -282,6 +293,8 @@ def programs(graphdef: nnx.GraphDef, chunk: int) -> tuple[Callable, Callable]:
         spacing = "any" if isinstance(memory, KeyValueCache) else "unit"
         if model.config.memory_start == "zeros":
             spacing = "rising"  # padding may stand between zeros and the first token
+        if isinstance(memory, CompressiveMemory):
+            spacing = "rising"  # padding may stand within a row
         hidden, memory = model.hidden(tokens, at, memory, spacing=spacing)
         return model.logits(hidden[:, -1:])[:, 0], memory
 

@@ -47,6 +47,7 @@ class Language(NamedTuple):
       refusal: why the model cannot be used with memory; None if it can.
       losses: `(params, tokens, targets, at, memory) -> (losses [b t], memory)`, where
         there is a way without all logits; None to take them from `apply`.
+      reach: tokens that a slot of memory stands for, at most.
     """
 
     params: Any
@@ -54,6 +55,7 @@ class Language(NamedTuple):
     init_memory: Callable[[Any, int, int], Any]
     refusal: str | None = None
     losses: Callable[..., tuple[Array, Any]] | None = None
+    reach: int = 1
 
     @classmethod
     def of(
@@ -86,7 +88,11 @@ class Language(NamedTuple):
                 tokens, targets, place(at), memory, spacing=sampler.spacing
             )
 
-        return cls(params, apply, init_memory, refusal, losses)
+        # Config has no default: models of other kinds may be wrapped too.
+        config = getattr(nnx.merge(graphdef, params), "config", None)
+        compressive = getattr(config, "compressive", None)
+        reach = 1 if compressive is None else compressive.rate
+        return cls(params, apply, init_memory, refusal, losses, reach)
 
     def score(self, params, tokens, targets, at: Where, memory):
         """Returns -log p(target) of each token `[b t]`, nats, and the memory after."""
@@ -277,7 +283,7 @@ def each(
         if protocols:
             tasks.append(functools.partial(_by_window, by_window, protocols, *given))
         if "memory" in config.protocols and language.refusal is None:
-            tasks.append(functools.partial(_by_lane, by_lane, *given))
+            tasks.append(functools.partial(_by_lane, by_lane, language.reach, *given))
     # Compiling keeps one core busy: beside it, another length is compiled or runs.
     with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
         running = [pool.submit(task) for task in tasks]
@@ -306,12 +312,14 @@ def _by_window(scorer, protocols, params, text, train_length, length, config):
     return scores
 
 
-def _by_lane(scorer, params, text, train_length, length, config):
+def _by_lane(scorer, reach, params, text, train_length, length, config):
     """Scores one length with memory."""
     segment = min(train_length, length)
     memory_length = length - segment
     text = text[: limited(len(text), config.memory_tokens)]
-    block, count = windows.lanes(text, segment, memory_length, config.memory_lanes)
+    block, count = windows.lanes(
+        text, segment, reach * memory_length, config.memory_lanes
+    )
     block = windows.Block(
         *(x.reshape(len(x), count, segment).swapaxes(0, 1) for x in block)
     )

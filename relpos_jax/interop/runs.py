@@ -317,7 +317,7 @@ def score(
             multiples=(1,), protocols=("non_overlapping",), non_overlapping_tokens=0
         )
         return perplexity.evaluate(language, text, length, settings).scores[0]
-    block, count = windows.lanes(text, length, memory, lanes)
+    block, count = windows.lanes(text, length, language.reach * memory, lanes)
     block = windows.Block(
         *(x.reshape(len(x), count, length).swapaxes(0, 1) for x in block)
     )

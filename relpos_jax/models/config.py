@@ -5,6 +5,7 @@ import dataclasses
 from relpos_jax.attention.hierarchy import Within
 from relpos_jax.attention.patterns import check_sense
 from relpos_jax.masks import Bidirectional, Causal, Mask, Window
+from relpos_jax.memory.compression import CompressiveConfig
 from relpos_jax.models.adaptive import AdaptiveConfig
 from relpos_jax.positional.protocol import Dims, Params, PositionEncoding
 
@@ -88,6 +89,8 @@ class ModelConfig:
         "zeros": `memory_length` zero vectors at the positions before 0, which are
         attended like any state (Hugging Face's port).
       norm_epsilon: of all layer norms.
+      compressive: slots of compressed memory behind segment memory, and how they are
+        made; None for none.
     """
 
     vocabulary: int
@@ -122,6 +125,7 @@ class ModelConfig:
     output_transform: bool = False
     pattern: Mask | tuple[Mask, ...] | None = None
     hierarchy: Hierarchy | None = None
+    compressive: CompressiveConfig | None = None
 
     def __post_init__(self):
         if isinstance(self.position, (tuple, list)):
@@ -156,8 +160,10 @@ class ModelConfig:
             raise ValueError(f"norm_epsilon must be positive, got {self.norm_epsilon}")
         if self.adaptive is not None:
             self.adaptive.check(self.vocabulary, self.width)
-        if self.absolute and self.memory_length:
+        if self.absolute and self.memory_slots:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
+        if self.compressive is not None:
+            self._check_compressive()
         if self.bidirectional:
             self._check_bidirectional()
         elif self.output_transform:
@@ -166,14 +172,27 @@ class ModelConfig:
         self._check_pattern()
 
     def _check_bidirectional(self):
-        if self.memory_length:
+        if self.memory_slots:
             raise ValueError(
-                f"bidirectional excludes memory (memory_length={self.memory_length}): "
+                f"bidirectional excludes memory (memory_length={self.memory_length}, "
+                f"compressive={self.compressive}): "
                 "what a memory holds has not seen what comes after it"
             )
         for encoding in self.encodings:
             if encoding.causal_only:
                 raise ValueError(f"{encoding} {CAUSAL_ONLY}")
+
+    def _check_compressive(self):
+        if self.memory_start == "zeros":
+            raise ValueError(
+                "memory_start='zeros' is segment memory's alone: compressed memory "
+                "begins empty. Set memory_start='empty', or compressive=None"
+            )
+        if self.hierarchy is not None:
+            raise ValueError(
+                "compressive excludes hierarchy: summaries are means of tokens, and a "
+                "compressed slot is none. Set one of them to None"
+            )
 
     def _check_pattern(self):
         names = ("window", "pattern", "hierarchy")
@@ -193,6 +212,12 @@ class ModelConfig:
                     "see what it is to predict, and an encoder looks to both sides"
                 )
             check_sense(encoding, mask)
+
+    @property
+    def memory_slots(self) -> int:
+        """All slots that tokens look back on: of segment and compressed memory."""
+        more = 0 if self.compressive is None else self.compressive.length
+        return self.memory_length + more
 
     @property
     def positions(self) -> tuple[PositionEncoding, ...]:

@@ -112,6 +112,7 @@ class TransformerXL(Stack):
         weight: Num[Array, "b t"] | Bool[Array, "b t"] | None = None,
         key: jax.Array | None = None,
         spacing: str = "unit",
+        auxiliary: bool = False,
     ) -> tuple[Float[Array, "b t"], Memory]:
         """Returns -log p(target) of each token, nats, float32, and the memory after.
 
@@ -123,8 +124,11 @@ class TransformerXL(Stack):
             vocabulary gives NaN.
           weight: where it is 0 nothing is read, neither target nor state; the loss
             there has no meaning, and no gradient. None reads all.
+          auxiliary: see `hidden`.
         """
-        hidden, after = self.hidden(tokens, at, memory, key=key, spacing=spacing)
+        hidden, after = self.hidden(
+            tokens, at, memory, key=key, spacing=spacing, auxiliary=auxiliary
+        )
         config, scored = self.config, None if weight is None else weight > 0
         if scored is not None:
             targets = jnp.where(scored, targets, 0)
@@ -149,16 +153,18 @@ class TransformerXL(Stack):
         *,
         key: jax.Array | None = None,
         spacing: str = "unit",
+        auxiliary: bool = False,
     ) -> tuple[Float[Array, "b t w"], Memory]:
         """Returns the states that the logits are made of, and the memory after them.
 
-        Arguments and errors are those of a call of the model.
+        Arguments and errors are those of a call of the model. With `auxiliary` a
+        compressive memory comes back with its loss, `memory.auxiliary`.
         """
         config = self.config
         self._check(tokens, memory, spacing)
         x = self._embed(known_ids(tokens, at, config.vocabulary))
         x = (x * config.width**0.5).astype(config.dtype)
-        return self.run(x, at, memory, key=key, spacing=spacing)
+        return self.run(x, at, memory, key=key, spacing=spacing, auxiliary=auxiliary)
 
     def _embed(self, tokens: Int[Array, "b t"]) -> Float[Array, "b t w"]:
         config = self.config

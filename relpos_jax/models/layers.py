@@ -12,7 +12,14 @@ from jaxtyping import Array, Float
 
 from relpos_jax.attention import attend
 from relpos_jax.masks import Mask
-from relpos_jax.memory import Context, KeyValueCache, Memory
+from relpos_jax.memory import (
+    CompressiveMemory,
+    Context,
+    KeyValueCache,
+    Memory,
+    compression,
+)
+from relpos_jax.models.compressing import attention_received, compressed
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.models.products import product
 from relpos_jax.positional import merge
@@ -116,6 +123,8 @@ class Attention(nnx.Module):
             alone = self.encoding.init_shared(named(key, "shared"), config.dims)
             own = merge(alone, own)
         self.position = as_params(own)
+        if config.compressive is not None:
+            self.compression = as_params(compression.init(config.compressive, width))
 
     def parameters(self, shared: Params) -> Params:
         """Returns the encoding's parameters, given what all layers share."""
@@ -139,11 +148,13 @@ class Attention(nnx.Module):
         normalise,
         layout: Layout | None,
         key: jax.Array | None = None,
+        auxiliary: bool = False,
     ):
         """Returns the sub-layer's output `[b t w]` and this layer's memory entry.
 
         `normalise` acts on queries' and keys' inputs alike, memory's among them. `key`
-        is for dropout on attention weights.
+        is for dropout on attention weights. With `auxiliary` the entry has the loss of
+        what compressive memory compresses.
         """
         config, encoding = self.config, self.encoding
         params = self.parameters(shared)
@@ -161,6 +172,25 @@ class Attention(nnx.Module):
         features = _narrow(features, encoding, config.dims, memory)
         q = self.query(normalise(x))
         out = self.look(params, q, k, v, features, at, k_at, layout, key, turned)
+        if isinstance(memory, CompressiveMemory) and memory.slots:
+            if memory.usage is not None:
+
+                def look(q, k, v):
+                    return self.look(params, q, k, v, features, at, k_at, layout)
+
+                received = attention_received(look, q, k, v)[:, memory.slots :]
+                visible = memory.visible(at, self.mask)
+                entry = entry._replace(received=received, visible=visible)
+            modules = (self.query, self.key, self.value, normalise)
+            entry = compressed(
+                config.compressive,
+                as_arrays(self.compression),
+                entry,
+                at,
+                memory,
+                layer,
+                modules if auxiliary else None,
+            )
         return self.output(out), entry
 
     def look(
@@ -312,6 +342,7 @@ class Layer(nnx.Module):
         layout: Layout | None,
         key: jax.Array | None,
         context: Context | None = None,
+        auxiliary: bool = False,
     ):
         """Returns the layer's output `[b t w]` and its memory entries, in order.
 
@@ -334,7 +365,15 @@ class Layer(nnx.Module):
         x = self.attention.encoding.enter(params, x, at)
         before, after = around(self.attention_norm)
         out, entry = self.attention(
-            x, at, memory, layer, shared, before, layout, weights("weights")
+            x,
+            at,
+            memory,
+            layer,
+            shared,
+            before,
+            layout,
+            weights("weights"),
+            auxiliary,
         )
         x = after(x + dropout(keys[0], rate, out))
         entries = [entry]

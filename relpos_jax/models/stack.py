@@ -9,7 +9,13 @@ from jaxtyping import Array, Float, Int
 
 from relpos_jax import where
 from relpos_jax.axes import by_rows, whole_rows
-from relpos_jax.memory import Context, KeyValueCache, Memory, SegmentMemory
+from relpos_jax.memory import (
+    CompressiveMemory,
+    Context,
+    KeyValueCache,
+    Memory,
+    SegmentMemory,
+)
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
 from relpos_jax.models.hierarchical import Across
 from relpos_jax.models.layers import (
@@ -63,27 +69,67 @@ class Stack(nnx.Module):
         self.norm = norm(config) if config.has_final_norm else None
         self.embedding_norm = norm(config) if config.embedding_norm else None
 
-    def init_memory(self, batch: int, length: int | None = None) -> SegmentMemory:
-        """Returns the segment memory that a document starts with.
+    def init_memory(
+        self,
+        batch: int,
+        length: int | None = None,
+        *,
+        slots: int | None = None,
+        rate: int | None = None,
+        every: int = 1,
+        ragged: bool = False,
+    ) -> SegmentMemory | CompressiveMemory:
+        """Returns the memory that a document starts with.
 
         That is `length` (default: `config.memory_length`) empty slots, or, where
         `config.memory_start` is "zeros", zero vectors at the positions before 0 of
         document 1, so tokens should count from 0 there.
 
+        With `config.compressive` it is a compressive memory. `length` then counts all
+        of its slots, and they are shared out as in training, unless `slots` says how
+        many more there are for compressed states.
+
+        Args:
+          batch: number of rows.
+          length: slots, see above.
+          slots: slots of compressed memory; `length` are then segment memory's.
+          rate: states that become one slot; None for the trained rate.
+          every, ragged: see `CompressiveMemory`.
+
         Raises:
-          ValueError: memory with an encoding that adds absolute embeddings.
+          ValueError: memory with an encoding that adds absolute embeddings; the last
+            four arguments without `config.compressive`.
         """
         config = self.config
-        length = config.memory_length if length is None else length
-        if config.absolute and length:
+        shape = config.attentions, batch
+        if config.compressive is None:
+            if slots or rate or every > 1 or ragged:
+                raise ValueError(
+                    "slots, rate, every and ragged are of compressive memory, which "
+                    "this model has not: config.compressive is None"
+                )
+            length = config.memory_length if length is None else length
+            if config.absolute and length:
+                raise ValueError(ABSOLUTE_WITH_MEMORY)
+            memory = SegmentMemory.empty(*shape, length, config.width, config.dtype)
+            if config.memory_start == "zeros":
+                at = where.contiguous(batch, length, start=-length)
+                memory = memory._replace(at=at)
+            return memory
+        length, slots = config.compressive.share(config.memory_length, length, slots)
+        if config.absolute and length + slots:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
-        memory = SegmentMemory.empty(
-            config.attentions, batch, length, config.width, config.dtype
+        return CompressiveMemory.empty(
+            *shape,
+            length,
+            slots,
+            config.width,
+            config.dtype,
+            rate=config.compressive.rate if rate is None else rate,
+            used=config.compressive.function == "most_used",
+            every=every,
+            ragged=ragged,
         )
-        if config.memory_start == "zeros":
-            at = where.contiguous(batch, length, start=-length)
-            memory = memory._replace(at=at)
-        return memory
 
     def init_cache(
         self, batch: int, capacity: int, *, ring: bool = False
@@ -114,6 +160,7 @@ class Stack(nnx.Module):
         key: jax.Array | None = None,
         spacing: str = "unit",
         context: Context | None = None,
+        auxiliary: bool = False,
     ) -> tuple[Float[Array, "b t w"], Memory]:
         """Returns the last layer's output, normalised, and the memory after it.
 
@@ -124,6 +171,7 @@ class Stack(nnx.Module):
           key: for dropout; None for none.
           spacing: see the model's call.
           context: what cross-attention looks at, where layers have it.
+          auxiliary: a compressive memory comes back with its loss.
         """
         config = self.config
         shared = as_arrays(self.position)
@@ -144,7 +192,9 @@ class Stack(nnx.Module):
             entries = []
             for i, layer in enumerate(self.layers):
                 first = i * config.sublayers
-                call = functools.partial(layer, layer=first, layout=layout)
+                call = functools.partial(
+                    layer, layer=first, layout=layout, auxiliary=auxiliary
+                )
                 if config.remat:
                     call = jax.checkpoint(call)
                 x, found = call(
@@ -203,7 +253,7 @@ class Stack(nnx.Module):
                     f"they still need; it needs window + tokens - 1 slots, and without "
                     f"a window one token a call"
                 )
-        elif config.absolute and memory.length:
+        elif config.absolute and memory.layout(True).offset:
             raise ValueError(ABSOLUTE_WITH_MEMORY)
 
 

@@ -72,12 +72,14 @@ class NextToken:
     """The cross-entropy of the next token, as `model.losses` gives it.
 
     `model.losses` returns token losses and memory, and, if it has further losses, a
-    third value: a dict of `Auxiliary`.
+    third value: a dict of `Auxiliary`. What compressive memory loses is "compression".
     """
 
     draws = False  # an objective with True gets a key whatever the model's dropout
 
     def __call__(self, model, batch, memory, *, key, spacing) -> Outcome:
+        compressive = getattr(getattr(model, "config", None), "compressive", None)
+        compresses = compressive is not None and compressive.loss is not None
         found = model.losses(
             batch.inputs,
             batch.targets,
@@ -86,9 +88,14 @@ class NextToken:
             weight=batch.weight,
             key=key,
             spacing=spacing,
+            **({"auxiliary": True} if compresses else {}),
         )
         losses, memory, *more = found
-        return Outcome(weighted(losses, batch.weight), memory, *(more or [{}]))
+        further = dict(*more)
+        if compresses:
+            sums = Sums(*memory.auxiliary)
+            further["compression"] = Auxiliary(sums, compressive.loss_weight)
+        return Outcome(weighted(losses, batch.weight), memory, further)
 
 
 @dataclasses.dataclass(frozen=True)
