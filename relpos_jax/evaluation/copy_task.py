@@ -15,7 +15,6 @@ from relpos_jax.data.synthetic import DelayedCopy
 from relpos_jax.evaluation.memories import KINDS, MemoryConfig
 from relpos_jax.models import ModelConfig, TransformerXL
 from relpos_jax.positional import make
-from relpos_jax.training import optimiser
 from relpos_jax.training.config import TrainingConfig
 from relpos_jax.training.state import initial, key_for
 from relpos_jax.training.step import make_train_call
@@ -111,7 +110,7 @@ def _model(
     model = TransformerXL(config, key=key_for(training.seed, "parameters"))
     graphdef, params = nnx.split(model)
     memory = model.init_memory(training.batch)
-    state = initial(nnx.as_pure(params), optimiser.build(training), memory)
+    state = initial(nnx.as_pure(params), training, memory)
     call = make_train_call(graphdef, training)
     for step in range(0, training.steps, training.steps_per_call):
         count = min(training.steps_per_call, training.steps - step)

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, Integer
+from jaxtyping import Int
 
 from relpos_jax.where import Where
 
 
 def lay_out(
-    prompts: Sequence[Integer[np.ndarray, " t"]], size: int, *, at_ends: bool = False
-) -> tuple[Int[np.ndarray, "b t"], Where]:
+    prompts: Sequence[np.ndarray], size: int, *, at_ends: bool = False
+) -> tuple[Int[np.ndarray, "b n"], Where]:
     """Returns tokens and their places, each row's last token in the last column.
 
     Args:
-      prompts: token ids; lengths may differ.
+      prompts: `[t]` each, token ids; lengths may differ.
       size: columns of a call, of which there is a whole number.
       at_ends: puts the padding in front of a row's last call instead of its first, so
         that each row's other calls end where its segments of `size` tokens do.
