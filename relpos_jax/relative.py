@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from relpos_jax.where import Where
 
-GROUP = 64  # queries that share a window of a table, see `_group`
+GROUP = 128  # queries that share a window of a table, see `_group`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,14 +227,19 @@ class Pairs(NamedTuple):
 class Diagonals(NamedTuple):
     """Products with tables of `n = queries + keys - 1` descending distances.
 
-    Tables are `[h n]` and `[h n d]`; one head serves all where `h` is 1.
+    Tables are `[h n]` and `[h n d]`; one head serves all where `h` is 1. `laid` holds
+    tables and what `bias` returns for them, where that is known already.
     """
 
     queries: int
     keys: int
+    laid: tuple[tuple[jax.Array, jax.Array], ...] = ()
 
     def bias(self, table):
         """Returns `t[i - j]` as `[1 h q k]`."""
+        for known, bias in self.laid:
+            if table is known:
+                return bias
         return spread(table, self.queries)[None]
 
     def query_dot(self, q, table):

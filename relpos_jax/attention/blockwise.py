@@ -117,9 +117,12 @@ def _add_rows(total, part, start):
     return jax.lax.dynamic_update_slice_in_dim(total, new, start, 1)
 
 
-def _scan(step, carry, plan: Plan, q_at: Where, k_at: Where):
+def _pairs(plan: Plan, q_at: Where, k_at: Where) -> tuple[np.ndarray, np.ndarray]:
+    return block_pairs(plan, q_at.position.shape[1], k_at.position.shape[1])
+
+
+def _scan(step, carry, plan: Plan, near, far, q_at: Where, k_at: Where):
     """Runs `step(carry, pair, far)` over the near and then over the far blocks."""
-    near, far = block_pairs(plan, q_at.position.shape[1], k_at.position.shape[1])
     for pairs, is_far in ((near, False), (far, True)):
         if not len(pairs):
             continue
@@ -132,6 +135,50 @@ def _scan(step, carry, plan: Plan, q_at: Where, k_at: Where):
         else:
             carry = jax.lax.scan(lambda c, p, f=body: (f(c, p), None), carry, pairs)[0]
     return carry
+
+
+def _first_row(plan: Plan, operands: Operands, a, b):
+    """Returns which of the table's rows is the first of a pair of blocks."""
+    # Tables descend from the highest distance of all, which is in row 0.
+    return operands.q.shape[1] - (a + 1) * plan.q_block + b * plan.k_block
+
+
+def _scan_distances(step, total: Operands, plan: Plan, operands: Operands, pairs):
+    """Runs `step(total, pair, laid) -> (total, d_laid)` over blocks, by distance.
+
+    Blocks that stand equally far from the diagonal have the same biases: those are laid
+    out, and their gradient is summed along diagonals, once for all such blocks.
+    """
+    starts = _first_row(plan, operands, pairs[:, 0], pairs[:, 1])
+    order = np.argsort(starts, kind="stable")
+    pairs, starts = jnp.asarray(pairs[order]), starts[order]
+    starts, first = np.unique(starts, return_index=True)
+    last = np.append(first[1:], len(pairs))
+
+    def lay(rows):
+        return core.laid_out(rows, plan.q_block, plan.k_block)
+
+    def group(total, item):
+        start, first, last = item
+        count = plan.q_block + plan.k_block - 1
+        rows = jax.tree.map(
+            lambda x: jax.lax.dynamic_slice_in_dim(x, start, count, 1), operands.rows
+        )
+        laid, pull = jax.vjp(lay, rows)
+
+        def body(i, carry):
+            total, d_laid = carry
+            total, more = step(total, pairs[i], laid)
+            return total, jax.tree.map(jnp.add, d_laid, more)
+
+        zero = jax.tree.map(jnp.zeros_like, laid)
+        total, d_laid = jax.lax.fori_loop(first, last, body, (total, zero))
+        (d_rows,) = pull(d_laid)
+        d_rows = jax.tree.map(lambda x, y: _add_rows(x, y, start), total.rows, d_rows)
+        return total._replace(rows=d_rows), None
+
+    groups = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), (starts, first, last))
+    return jax.lax.scan(group, total, groups)[0]
 
 
 def _block(plan: Plan, operands: Operands, q_at, k_at, pair, far: bool):
@@ -150,8 +197,7 @@ def _block(plan: Plan, operands: Operands, q_at, k_at, pair, far: bool):
     def cut(x, start, size):
         return jax.lax.dynamic_slice_in_dim(x, start, size, 1)
 
-    # Tables descend from the highest distance of all, which is in row 0.
-    start = operands.q.shape[1] - q0 - plan.q_block + k0
+    start = _first_row(plan, operands, a, b)
     count = 1 if far else plan.q_block + plan.k_block - 1
     part = Operands(
         q=cut_q("q"),
@@ -225,7 +271,9 @@ def forward(
         new = (new_out, high, new_total)
         return tuple(_put(x, y, q0) for x, y in zip(carry, new, strict=True))
 
-    out, highest, total = _scan(step, (out, highest, total), plan, q_at, k_at)
+    pairs = _pairs(plan, q_at, k_at)
+    carry = (out, highest, total)
+    out, highest, total = _scan(step, carry, plan, *pairs, q_at, k_at)
     seen = total > 0
     total = jnp.where(seen, total, 1.0)
     out = out / total[..., None]
@@ -253,10 +301,11 @@ def backward(
     row = jnp.sum(d_out * out, axis=-1) - d_log_total
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), operands)
 
-    def step(total, pair, far):
+    def step(total, pair, far, laid=None):
         part, q_here, k_here, q0, k0, start = _block(
             plan, operands, q_at, k_at, pair, far
         )
+        part = part._replace(laid=laid)
         d_here = _cut(d_out, q0, plan.q_block)
         visible = plan.mask(q_here, k_here)[:, None]
 
@@ -305,9 +354,23 @@ def backward(
             q_data=add("q_data", q0),
             k_data=add("k_data", k0),
         )
-        return total
+        return total, d_part.laid
 
-    return _scan(step, zero, plan, q_at, k_at)
+    def plain(total, pair, far):
+        return step(total, pair, far)[0]
+
+    near, far = _pairs(plan, q_at, k_at)
+    if core.biases(operands.rows) and len(near) and not plan.search:
+        near_step = functools.partial(step, far=False)
+        zero = _scan_distances(
+            lambda total, pair, laid: near_step(total, pair, laid=laid),
+            zero,
+            plan,
+            operands,
+            near,
+        )
+        near = near[:0]
+    return _scan(plain, zero, plan, near, far, q_at, k_at)
 
 
 def _forward(plan: Plan, operands: Operands, q_at: Where, k_at: Where, drop=None):

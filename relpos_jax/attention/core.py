@@ -19,7 +19,7 @@ class Operands(NamedTuple):
     `turned_q` and `turned_k` are the outcome of the `query` and `key` hooks, or None
     where a hook is the identity; `rows` is the table by descending distance, or None;
     `q_data` and `k_data` are what the `prepare` hook returned, `[b h q f]` and
-    `[b h k f]`.
+    `[b h k f]`; `laid` is what `laid_out` returned for the rows, or None.
     """
 
     q: jax.Array  # [b h q d]
@@ -31,6 +31,17 @@ class Operands(NamedTuple):
     params: Any
     q_data: Any = None
     k_data: Any = None
+    laid: list[jax.Array] | None = None
+
+
+def biases(rows: Any) -> list[jax.Array]:
+    """Returns the tables `[h n]` among a block's rows: the others are of vectors."""
+    return [x for x in jax.tree.leaves(rows) if x.ndim == 2]
+
+
+def laid_out(rows: Any, queries: int, keys: int) -> list[jax.Array]:
+    """Returns each of the `biases` as `[1 h q k]`."""
+    return [Diagonals(queries, keys).bias(x) for x in biases(rows)]
 
 
 def overrides(encoding: PositionEncoding, hook: str) -> bool:
@@ -72,7 +83,11 @@ def view(encoding, operands, logits, q_at, k_at, scale, visible, free=0) -> Bloc
     if operands.rows is not None:
         table = operands.rows
         uniform = all(x.shape[1] == 1 for x in jax.tree.leaves(table))
-        rel = (Uniform if uniform else Diagonals)(queries, keys)
+        if uniform:
+            rel = Uniform(queries, keys)
+        else:
+            laid = operands.laid or []
+            rel = Diagonals(queries, keys, tuple(zip(biases(table), laid)))
         if free:
             rel = Joined(q_at.position.shape[0], queries, free, keys - free)
     else:
