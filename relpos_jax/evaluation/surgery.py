@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 from relpos_jax import data
 from relpos_jax.config import RunConfig
 from relpos_jax.models import ModelConfig, TransformerXL
-from relpos_jax.models.layers import as_arrays
+from relpos_jax.models.basics import as_arrays
 from relpos_jax.positional import Dims, PositionEncoding, merge
 from relpos_jax.positional.tabulated import TABLE, Tabulated
 from relpos_jax.training.loop import make_batches, step_keys

@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from relpos_jax.memory import Memory
 from relpos_jax.models import adaptive
+from relpos_jax.models.basics import as_arrays, as_params, named
 from relpos_jax.models.config import ModelConfig
-from relpos_jax.models.layers import as_arrays, as_params, named
 from relpos_jax.models.stack import (
     SPACINGS,
     Stack,

@@ -7,9 +7,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from relpos_jax.memory import Memory
+from relpos_jax.models.basics import named, norm, normal
 from relpos_jax.models.config import ModelConfig
 from relpos_jax.models.decoder import TransformerXL
-from relpos_jax.models.layers import ACTIVATIONS, named, norm, normal
+from relpos_jax.models.layers import ACTIVATIONS
 from relpos_jax.where import Where
 
 

@@ -6,8 +6,8 @@ import jax
 
 from relpos_jax.attention import attend
 from relpos_jax.attention.hierarchy import Earlier, segments_of, summarise
+from relpos_jax.models.attention import Attention, kept_features
 from relpos_jax.models.config import ModelConfig
-from relpos_jax.models.layers import Attention, kept_features
 
 # Above this many scores a head and row of the batch, blocks that hold no summary are
 # looked for and left out.

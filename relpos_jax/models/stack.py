@@ -16,17 +16,12 @@ from relpos_jax.memory import (
     Memory,
     SegmentMemory,
 )
+from relpos_jax.models.attention import kept_features
+from relpos_jax.models.basics import as_arrays, as_params, named, norm
+from relpos_jax.models.basics import dropout as drop
 from relpos_jax.models.config import ABSOLUTE_WITH_MEMORY, ModelConfig
 from relpos_jax.models.hierarchical import Across
-from relpos_jax.models.layers import (
-    Layer,
-    as_arrays,
-    as_params,
-    kept_features,
-    named,
-    norm,
-)
-from relpos_jax.models.layers import dropout as drop
+from relpos_jax.models.layers import Layer
 from relpos_jax.where import Where
 
 SPACINGS = ("unit", "rising", "any")

@@ -10,7 +10,7 @@ from relpos_jax.interop import transfo_xl
 from relpos_jax.interop.parity.cases import Case, covers
 from relpos_jax.interop.parity.common import probabilities
 from relpos_jax.interop.parity.transformer_xl_model import by_cluster
-from relpos_jax.models.layers import as_arrays
+from relpos_jax.models.basics import as_arrays
 from relpos_jax.positional import merge
 
 

@@ -1,7 +1,7 @@
 """Attention cases once more, through the layer that our models are made of.
 
 The other adapters give the sources' queries, keys and values to `attend`; these map the
-sources' weights to parameters of `models.layers.Attention` and give it their inputs.
+sources' weights to parameters of `models.attention.Attention` and give it their inputs.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from relpos_jax.interop.parity.cases import Case, covers
 from relpos_jax.interop.parity.transformer_xl import kernel as split_kernel
 from relpos_jax.memory import KeyValueCache, SegmentMemory
 from relpos_jax.models import ModelConfig
-from relpos_jax.models.layers import Attention
+from relpos_jax.models.attention import Attention
 from relpos_jax.positional import Params, PositionEncoding
 from relpos_jax.positional.transformer_xl import TransformerXLRelative
 from relpos_jax.relative import Layout
