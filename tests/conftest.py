@@ -17,9 +17,10 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # Compiling takes longer than running at these sizes. `make test-all` sets the variable
-# and so tests the programs that users run.
+# and so tests the programs that users run. Processes that tests start follow.
 if not os.environ.get("RELPOS_JAX_TEST_OPTIMISED"):
     jax.config.update("jax_disable_most_optimizations", True)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)

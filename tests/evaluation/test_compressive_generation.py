@@ -29,9 +29,9 @@ def in_segments(config, params, tokens, size):
 @pytest.mark.parametrize(
     "name, function",
     [
-        ("transformer_xl", "convolution"),
+        pytest.param("transformer_xl", "convolution", marks=pytest.mark.slow),
         pytest.param("rope", "most_used", marks=pytest.mark.slow),
-        pytest.param("alibi", "mean", marks=pytest.mark.slow),
+        ("alibi", "mean"),
     ],
 )
 def test_rows_are_what_reading_in_segments_chooses(name, function):

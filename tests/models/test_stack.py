@@ -8,7 +8,9 @@ from relpos_jax import positional, where
 from relpos_jax.models import ModelConfig, TransformerXL, stack
 
 
-@pytest.mark.parametrize("encoding", ["transformer_xl", "rope"])
+@pytest.mark.parametrize(
+    "encoding", [pytest.param("transformer_xl", marks=pytest.mark.slow), "rope"]
+)
 def test_scanned_layers_are_the_layers_one_by_one(encoding, monkeypatch):
     config = ModelConfig(
         vocabulary=11,
