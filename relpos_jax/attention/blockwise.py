@@ -143,6 +143,16 @@ def _first_row(plan: Plan, operands: Operands, a, b):
     return operands.q.shape[1] - (a + 1) * plan.q_block + b * plan.k_block
 
 
+def rows_needed(plan: Plan, operands: Operands) -> int:
+    """Returns how many rows of the table, from its first, any block reads."""
+    needed = [1]
+    sizes = plan.q_block + plan.k_block - 1, 1
+    pairs = block_pairs(plan, operands.q.shape[1], operands.k.shape[1])
+    for (a, b), size in zip((x.T for x in pairs), sizes, strict=True):
+        needed += [size + int(x) for x in _first_row(plan, operands, a, b)]
+    return max(needed)
+
+
 def _scan_distances(step, total: Operands, plan: Plan, operands: Operands, pairs):
     """Runs `step(total, pair, laid) -> (total, d_laid)` over blocks, by distance.
 
@@ -151,34 +161,43 @@ def _scan_distances(step, total: Operands, plan: Plan, operands: Operands, pairs
     """
     starts = _first_row(plan, operands, pairs[:, 0], pairs[:, 1])
     order = np.argsort(starts, kind="stable")
-    pairs, starts = jnp.asarray(pairs[order]), starts[order]
-    starts, first = np.unique(starts, return_index=True)
-    last = np.append(first[1:], len(pairs))
+    pairs, starts = pairs[order], starts[order]
+    changes = starts[1:] != starts[:-1]
+    firsts, lasts = np.append(True, changes), np.append(changes, True)
+    tables, count = core.biases(operands.rows), plan.q_block + plan.k_block - 1
 
-    def lay(rows):
-        return core.laid_out(rows, plan.q_block, plan.k_block)
+    def lay(tables):
+        return core.laid_out(tables, plan.q_block, plan.k_block)
 
-    def group(total, item):
-        start, first, last = item
-        count = plan.q_block + plan.k_block - 1
-        rows = jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, start, count, 1), operands.rows
-        )
-        laid, pull = jax.vjp(lay, rows)
+    def lay_from(start):
+        cut = [jax.lax.dynamic_slice_in_dim(x, start, count, 1) for x in tables]
+        return jax.vjp(lay, cut)
 
-        def body(i, carry):
-            total, d_laid = carry
-            total, more = step(total, pairs[i], laid)
-            return total, jax.tree.map(jnp.add, d_laid, more)
+    def body(carry, item):
+        total, laid, d_laid, d_tables = carry
+        pair, start, first, last = item
+        laid = jax.lax.cond(first, lambda: lay_from(start)[0], lambda: laid)
+        total, more = step(total, pair, laid)
+        d_laid = [jnp.where(first, 0, x) + y for x, y in zip(d_laid, more, strict=True)]
 
-        zero = jax.tree.map(jnp.zeros_like, laid)
-        total, d_laid = jax.lax.fori_loop(first, last, body, (total, zero))
-        (d_rows,) = pull(d_laid)
-        d_rows = jax.tree.map(lambda x, y: _add_rows(x, y, start), total.rows, d_rows)
-        return total._replace(rows=d_rows), None
+        def add():
+            (found,) = lay_from(start)[1](d_laid)
+            together = zip(d_tables, found, strict=True)
+            return [_add_rows(x, y, start) for x, y in together]
 
-    groups = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), (starts, first, last))
-    return jax.lax.scan(group, total, groups)[0]
+        d_tables = jax.lax.cond(last, add, lambda: d_tables)
+        return (total, laid, d_laid, d_tables), None
+
+    shapes = jax.eval_shape(lambda: lay_from(0)[0])
+    none = [jnp.zeros(x.shape, x.dtype) for x in shapes]
+    d_tables = [jnp.zeros(x.shape, jnp.float32) for x in tables]
+    total, _, _, d_tables = jax.lax.scan(
+        body, (total, none, none, d_tables), (pairs, starts, firsts, lasts)
+    )[0]
+    leaves, tree = jax.tree.flatten(total.rows)
+    found = iter(d_tables)
+    leaves = [x + next(found) if x.ndim == 2 else x for x in leaves]
+    return total._replace(rows=jax.tree.unflatten(tree, leaves))
 
 
 def _block(plan: Plan, operands: Operands, q_at, k_at, pair, far: bool):

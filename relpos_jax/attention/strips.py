@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import core
-from relpos_jax.attention.blockwise import Plan, attend_blockwise
+from relpos_jax.attention.blockwise import Plan, attend_blockwise, rows_needed
 from relpos_jax.attention.core import Operands
 from relpos_jax.attention.dropout import Dropped
 from relpos_jax.masks import Mask, Strip
@@ -128,7 +128,8 @@ def _run(
     )
     operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
     if layout is not None and layout.unit:
-        operands = with_rows(encoding, operands, layout, strip.fold)
+        count = rows_needed(plan, operands)
+        operands = with_rows(encoding, operands, layout, strip.fold, count)
     out, total = attend_blockwise(plan, operands, q_at, k_at, drop)
     return out[:, :queries], total[:, :queries]
 
@@ -151,13 +152,13 @@ def default_blocks(
     """Returns the block sizes to use for these lengths.
 
     Large ones keep both cores of a small machine busy. A block needs `queries + keys -
-    1` rows of a table, so with one smaller blocks do less for nothing, and with vectors
-    that are one and the same away from the diagonal the smallest do (measured by
-    experiments.benchmarks).
+    1` rows of a table, so where those are vectors smaller blocks do less for nothing,
+    and with vectors that are one and the same away from the diagonal the smallest do
+    (measured by experiments.benchmarks).
     """
-    most = (256, 256) if _rows(encoding, params) else (512, 256)
-    if has_vectors(encoding, params) and encoding.saturation() is not None:
-        most = (128, 128)
+    most = (512, 256)
+    if has_vectors(encoding, params):
+        most = (128, 128) if encoding.saturation() is not None else (256, 256)
     return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
 
 
@@ -177,14 +178,20 @@ def _up(n: int, multiple: int) -> int:
 
 
 def with_rows(
-    encoding: PositionEncoding, operands: Operands, layout: Layout, spacing: int = 1
+    encoding: PositionEncoding,
+    operands: Operands,
+    layout: Layout,
+    spacing: int = 1,
+    count: int | None = None,
 ) -> Operands:
     """Evaluates the table once a distance, from the highest down.
 
-    Operands have time first; neighbouring columns are `spacing` apart.
+    Operands have time first; neighbouring columns are `spacing` apart. `count` is the
+    number of distances, None for all that there are.
     """
     queries, keys = operands.q.shape[1], operands.k.shape[1]
-    distance = descending(queries - 1 + layout.offset, queries + keys - 1)
+    count = queries + keys - 1 if count is None else count
+    distance = descending(queries - 1 + layout.offset, count)
     table = encoding.table(operands.params, distance * spacing)
     return operands._replace(rows=core.heads_first(table, 1))
 

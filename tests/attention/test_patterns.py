@@ -191,11 +191,8 @@ def visited(mask, length, block=32):
 
     count = 0
 
-    def counting(step, carry, plan, q_at, k_at):
+    def counting(step, carry, plan, near, far, q_at, k_at):
         nonlocal count
-        near, far = blockwise.block_pairs(
-            plan, q_at.position.shape[1], k_at.position.shape[1]
-        )
         rows = q_at.position.shape[0]
         if plan.search:
             count += rows * int(blockwise.search(plan, near, q_at, k_at)[1])
