@@ -179,11 +179,11 @@ class Deberta(PositionEncoding):
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
         logits = block.logits
         if "c2p" in self.terms:
-            relative = block.rel.query_dot(block.q, block.table["c2p"])
-            logits = logits + block.scale * relative
+            table = block.table["c2p"]
+            logits = logits + block.scaled(block.rel.query_dot, block.q, table)
         if "p2c" in self.terms:
-            relative = block.rel.key_dot(block.k, block.table["p2c"])
-            logits = logits + block.scale * relative
+            table = block.table["p2c"]
+            logits = logits + block.scaled(block.rel.key_dot, block.k, table)
         return logits
 
     def past_training(self) -> str:

@@ -6,9 +6,11 @@ the identity by default, so an encoding states only what its paper adds.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Num
 
 from relpos_jax.masks import distances
@@ -58,6 +60,17 @@ class Block(NamedTuple):
     def distance(self) -> Num[Array, "b q k"]:
         """Query position minus key position of every pair."""
         return distances(self.q_at, self.k_at)
+
+    def scaled(
+        self, dot: Callable, x: Float[Array, "b h t d"], table: Any
+    ) -> Float[Array, "b h q k"]:
+        """Returns `dot(x, table)`, a product of `rel`, times the scale.
+
+        The smaller operand is scaled, where its type rounds no further by that.
+        """
+        if x.dtype == jnp.float32:
+            return dot(x * self.scale, table)
+        return self.scale * dot(x, table)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,10 +64,11 @@ class Shaw(PositionEncoding):
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
         if not self.keys:
             return block.logits
-        relative = block.rel.query_dot(block.q, block.table["key"])
+        rel, table = block.rel, block.table["key"]
+        logits = block.logits + block.scaled(rel.query_dot, block.q, table)
         if self.key_query:
-            relative = relative + block.rel.key_dot(block.k, block.table["key"])
-        return block.logits + block.scale * relative
+            logits = logits + block.scaled(rel.key_dot, block.k, table)
+        return logits
 
     def value(
         self, params: Params, weights: Float[Array, "b h q k"], block: Block

@@ -77,8 +77,8 @@ class TransformerXLRelative(PositionEncoding):
 
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
         bias = params["position_bias"].astype(block.q.dtype)[None, :, None, :]
-        relative = block.rel.query_dot(block.q + bias, block.table)
-        return block.logits + block.scale * relative
+        q = block.q + bias
+        return block.logits + block.scaled(block.rel.query_dot, q, block.table)
 
     def past_training(self) -> str:
         clamp = "" if self.clamp is None else f" Distances stop at {self.clamp}."
