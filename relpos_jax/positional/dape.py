@@ -14,6 +14,7 @@ from relpos_jax.positional.protocol import (
     PositionEncoding,
     leading,
 )
+from relpos_jax.positional.wrapper import Wrapper
 from relpos_jax.relative import Layout
 from relpos_jax.where import Where
 
@@ -46,7 +47,7 @@ def _per_head(x):
 
 
 @dataclasses.dataclass(frozen=True)
-class Dape(PositionEncoding):
+class Dape(Wrapper):
     """Adds `f(A, B)` to the logits `A + B` of another encoding, with `B` its bias.
 
     Every head's bias may thereby depend on all heads' content at the pair. The MLP is
@@ -71,28 +72,11 @@ class Dape(PositionEncoding):
             raise ValueError(f"hidden must be positive, got {self.hidden}")
 
     @property
-    def absolute(self) -> bool:
-        return self.inner.absolute
-
-    @property
-    def invariant(self) -> bool:
-        return self.inner.invariant
-
-    @property
     def causal_only(self) -> bool:
         return self.inner.causal_only
 
-    @property
-    def length_dependent(self) -> bool:
-        return self.inner.length_dependent
-
-    @property
-    def turns_once(self) -> bool:
-        return self.inner.turns_once
-
-    @property
-    def whole_rows(self) -> bool:
-        return self.inner.whole_rows
+    def of_inner(self, params: Params) -> Params:
+        return params.get("inner", {})
 
     def init(self, key: jax.Array, dims: Dims) -> Params:
         first, second, rest = jax.random.split(key, 3)
@@ -112,27 +96,6 @@ class Dape(PositionEncoding):
     def constants(self, heads: int, head_dim: int) -> Params:
         return _nested(self.inner.constants(heads, head_dim))
 
-    def scale(self, head_dim: int) -> float:
-        return self.inner.scale(head_dim)
-
-    def query_gain(self, head_dim: int) -> float:
-        return self.inner.query_gain(head_dim)
-
-    def embed(
-        self, params: Params, x: Float[Array, "b t w"], at: Where
-    ) -> Float[Array, "b t w"]:
-        return self.inner.embed(params.get("inner", {}), x, at)
-
-    def enter(
-        self, params: Params, x: Float[Array, "b t w"], at: Where
-    ) -> Float[Array, "b t w"]:
-        return self.inner.enter(params.get("inner", {}), x, at)
-
-    def features(
-        self, params: Params, x: Float[Array, "b t w"]
-    ) -> Float[Array, "b t h f"] | None:
-        return self.inner.features(params.get("inner", {}), x)
-
     def prepare(
         self,
         params: Params,
@@ -141,32 +104,16 @@ class Dape(PositionEncoding):
         k_at: Where,
         layout: Layout | None,
     ):
-        own = params.get("inner", {})
-        own, *data = self.inner.prepare(own, features, q_at, k_at, layout)
+        own, *data = super().prepare(params, features, q_at, k_at, layout)
         return {**params, "inner": own}, *data
 
-    def query(
-        self, params: Params, q: Float[Array, "b t h d"], at: Where
-    ) -> Float[Array, "b t h d"]:
-        return self.inner.query(params.get("inner", {}), q, at)
-
-    def key(
-        self, params: Params, k: Float[Array, "b t h d"], at: Where
-    ) -> Float[Array, "b t h d"]:
-        return self.inner.key(params.get("inner", {}), k, at)
-
     def table(self, params: Params, distance: Num[Array, "*n"]):
-        return self.inner.table(params.get("inner", {}), distance)
+        return self.inner.table(self.of_inner(params), distance)
 
     def score(self, params: Params, block: Block) -> Float[Array, "b h q k"]:
-        total = self.inner.score(params.get("inner", {}), block)
+        total = super().score(params, block)
         mlp = jax.tree.map(lambda x: x.astype(jnp.float32), params["mlp"])
         return total + adapt(mlp, block.logits, total - block.logits)
-
-    def value(
-        self, params: Params, weights: Float[Array, "b h q k"], block: Block
-    ) -> Float[Array, "b h q d"] | None:
-        return self.inner.value(params.get("inner", {}), weights, block)
 
     def past_training(self) -> str:
         return f"{self.inner.past_training()} Content may change that."

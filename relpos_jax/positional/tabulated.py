@@ -8,7 +8,7 @@ be had once.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ from relpos_jax.positional.protocol import (
     PositionEncoding,
     merge,
 )
-from relpos_jax.relative import Layout, Pairs
-from relpos_jax.where import Where
+from relpos_jax.positional.wrapper import Wrapper
+from relpos_jax.relative import Pairs
 
 TABLE = "tabulated"  # its name among the parameters
 
@@ -80,7 +80,7 @@ class ByDistance(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tabulated(PositionEncoding):
+class Tabulated(Wrapper):
     """An encoding whose table of distances 0 to `reach - 1` is among its parameters.
 
     Its scores are those of `inner`; a visible pair farther apart than the table reaches
@@ -97,7 +97,6 @@ class Tabulated(PositionEncoding):
 
     causal_only: ClassVar[bool] = True
 
-    inner: PositionEncoding = PositionEncoding()
     reach: int = 1
 
     def __post_init__(self):
@@ -111,30 +110,6 @@ class Tabulated(PositionEncoding):
         """Returns the encoding tabulated, or as it is where it has no table."""
         tabulated = cls(encoding, reach)
         return tabulated if tabulated._shapes(dims) else encoding
-
-    @property
-    def absolute(self) -> bool:
-        return self.inner.absolute
-
-    @property
-    def invariant(self) -> bool:
-        return self.inner.invariant
-
-    @property
-    def ordinal(self) -> bool:
-        return self.inner.ordinal
-
-    @property
-    def whole_rows(self) -> bool:
-        return self.inner.whole_rows
-
-    @property
-    def length_dependent(self) -> bool:
-        return self.inner.length_dependent
-
-    @property
-    def turns_once(self) -> bool:
-        return self.inner.turns_once
 
     @property
     def rows(self) -> int:
@@ -167,53 +142,6 @@ class Tabulated(PositionEncoding):
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self._shapes(dims))
         return {**self.inner.init(key, dims), TABLE: zeros}
 
-    def init_shared(self, key: jax.Array, dims: Dims) -> Params:
-        return self.inner.init_shared(key, dims)
-
-    def constants(self, heads: int, head_dim: int) -> Params:
-        return self.inner.constants(heads, head_dim)
-
-    def scale(self, head_dim: int) -> float:
-        return self.inner.scale(head_dim)
-
-    def query_gain(self, head_dim: int) -> float:
-        return self.inner.query_gain(head_dim)
-
-    def embed(
-        self, params: Params, x: Float[Array, "b t w"], at: Where
-    ) -> Float[Array, "b t w"]:
-        return self.inner.embed(params, x, at)
-
-    def enter(
-        self, params: Params, x: Float[Array, "b t w"], at: Where
-    ) -> Float[Array, "b t w"]:
-        return self.inner.enter(params, x, at)
-
-    def features(
-        self, params: Params, x: Float[Array, "b t w"]
-    ) -> Float[Array, "b t h f"] | None:
-        return self.inner.features(params, x)
-
-    def prepare(
-        self,
-        params: Params,
-        features: Float[Array, "b k h f"] | None,
-        q_at: Where,
-        k_at: Where,
-        layout: Layout | None,
-    ) -> tuple[Params, Any, Any]:
-        return self.inner.prepare(params, features, q_at, k_at, layout)
-
-    def query(
-        self, params: Params, q: Float[Array, "b t h d"], at: Where
-    ) -> Float[Array, "b t h d"]:
-        return self.inner.query(params, q, at)
-
-    def key(
-        self, params: Params, k: Float[Array, "b t h d"], at: Where
-    ) -> Float[Array, "b t h d"]:
-        return self.inner.key(params, k, at)
-
     def _view(self, params: Params, block: Block) -> Block:
         distance = block.distance
         if not jnp.issubdtype(distance.dtype, jnp.integer):
@@ -241,6 +169,3 @@ class Tabulated(PositionEncoding):
         self, params: Params, weights: Float[Array, "b h q k"], block: Block
     ) -> Float[Array, "b h q d"] | None:
         return self.inner.value(params, weights, self._view(params, block))
-
-    def past_training(self) -> str:
-        return self.inner.past_training()
