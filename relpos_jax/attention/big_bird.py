@@ -1,4 +1,4 @@
-"""BigBird's pattern: near, global and random blocks."""
+"""BigBird: near, global and random blocks (Zaheer et al. 2020)."""
 
 import dataclasses
 

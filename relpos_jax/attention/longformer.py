@@ -1,4 +1,4 @@
-"""Longformer's attention: global tokens with projections of their own."""
+"""Longformer: global tokens have projections of their own (Beltagy et al. 2020)."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple
