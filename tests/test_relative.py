@@ -5,16 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from relpos_jax import where
+from relpos_jax import skew, where
 from relpos_jax.relative import (
     Diagonals,
     Layout,
     Pairs,
     descending,
     holds,
-    shift,
-    unshift,
 )
+from relpos_jax.skew import shift, unshift
 from relpos_jax.where import Where
 
 
@@ -61,6 +60,14 @@ def test_unshift_is_the_transpose(queries, keys):
     (gradient,) = jax.vjp(shift, x)[1](y)
     np.testing.assert_array_equal(gradient, unshift(y))
     np.testing.assert_array_equal(shift(unshift(y)), y)
+
+
+@pytest.mark.parametrize("queries, keys", [(1, 6), (4, 4), (3, 5), (17, 2)])
+def test_unshift_is_the_same_on_every_platform(queries, keys):
+    x = jax.random.normal(jax.random.key(0), (2, queries, keys))
+    rows, groups = skew._unshift_by_row(1, x), skew._unshift_by_group(1, x)
+    np.testing.assert_array_equal(rows, groups)
+    assert (np.asarray(rows[..., -1]) == 0).all()
 
 
 @pytest.mark.parametrize("queries, keys", [(1, 5), (4, 4), (3, 7), (5, 2)])

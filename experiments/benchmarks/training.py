@@ -15,7 +15,8 @@ from experiments.benchmarks.workloads import WORKLOADS
 NAMES = flags.DEFINE_list("workloads", ["W1", "W2"], "Sizes; see workloads.py.")
 PEERS = flags.DEFINE_list(
     "peers",
-    ["ours:transformer_xl", "official", "hf", "naive"]
+    ["ours:transformer_xl", "ours:transformer_xl+accumulate=2"]
+    + ["official", "hf", "naive"]
     + ["ours:rope", "xt:rope", "xt:rope+fused"],
     "What to time; ratios are to the first.",
 )

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from relpos_jax.attention import core
-from relpos_jax.attention.blockwise import Plan
 from relpos_jax.attention.core import Operands
 from relpos_jax.attention.dense import attend_dense
 from relpos_jax.attention.dropout import dropped
 from relpos_jax.attention.patterns import check_sense
+from relpos_jax.attention.plan import Plan
 from relpos_jax.attention.ring import Ring, attend_ring, ring_size, steps_needed
 from relpos_jax.attention.strips import (
     attend_strips,
@@ -116,6 +116,10 @@ def attend(
         turned_k = k
     elif core.overrides(encoding, "key"):
         turned_k = encoding.key(prepared, k, k_at)
+    if not any(core.overrides(encoding, hook) for hook in ("score", "value")):
+        # Nothing reads what has not been turned: don't carry it along.
+        q, turned_q = (q if turned_q is None else turned_q), None
+        k, turned_k = (k if turned_k is None else turned_k), None
     _refuse(implementation, drop)
     unit = layout is not None and layout.unit
     operands = Operands(q, k, v, turned_q, turned_k, None, params, q_data, k_data)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from relpos_jax import pairwise
 from relpos_jax.masks import distances
 from relpos_jax.positional.chain import Chain
 from relpos_jax.positional.protocol import Block, PositionEncoding
@@ -70,7 +71,7 @@ def content(operands: Operands, scale: float) -> jax.Array:
     k = operands.k if operands.turned_k is None else operands.turned_k
     # Scale the smaller operand; in float32, so that no rounding is added.
     q = (q.astype(jnp.float32) * scale).astype(q.dtype) if q.dtype == jnp.float32 else q
-    logits = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+    logits = pairwise.scores(q, k)
     return logits if q.dtype == jnp.float32 else logits * scale
 
 
@@ -125,10 +126,7 @@ def values_of(
 ) -> jax.Array:
     """Returns the weighted values `[b h q d]` float32; linear in the weights."""
     v = operands.v
-    weights_v = weights.astype(v.dtype)
-    out = jnp.einsum(
-        "bhqk,bhkd->bhqd", weights_v, v, preferred_element_type=jnp.float32
-    )
+    out = pairwise.sums(weights.astype(v.dtype), v)
     if not overrides(encoding, "value"):
         return out
     block = view(encoding, operands, None, q_at, k_at, scale, visible, free)

@@ -40,7 +40,11 @@ def dropped(key: jax.Array | None, rate: float) -> Dropped | None:
 
 
 def kept(
-    what: Dropped, shape: tuple[int, int, int, int], q_start=0, k_start=0
+    what: Dropped,
+    shape: tuple[int, int, int, int],
+    q_start=0,
+    k_start=0,
+    row_start=0,
 ) -> Float[Array, "b h q k"]:
     """Returns what a block's weights are multiplied by: 0, or 1 / (1 - rate).
 
@@ -48,9 +52,10 @@ def kept(
       what: from `dropped`.
       shape: of the block, `b h q k`.
       q_start, k_start: row and column of its first query and key.
+      row_start: number of its first row of the batch.
     """
 
-    def index(axis, start=0):
+    def index(axis, start, shape=shape):
         places = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
         return places + jnp.asarray(start, jnp.uint32)
 
@@ -61,8 +66,7 @@ def kept(
 
     # Each row of the batch and head has words of its own, and counts its weights.
     few = (*shape[:2], 1, 1)
-    rows = jax.lax.broadcasted_iota(jnp.uint32, few, 0)
-    heads = jax.lax.broadcasted_iota(jnp.uint32, few, 1)
+    rows, heads = index(0, row_start, few), index(1, 0, few)
     seeds = [x.reshape(1, 1, 1, 1) for x in what.seed]
     own = words(few, seeds, rows, heads)
     bits, _ = words(shape, own, index(2, q_start), index(3, k_start))

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import blockwise, core
-from relpos_jax.attention.blockwise import Plan
 from relpos_jax.attention.core import Operands
+from relpos_jax.attention.plan import Plan
 from relpos_jax.axes import SEQUENCE, mesh_sizes
 from relpos_jax.masks import Mask
 from relpos_jax.relative import Layout, descending

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from relpos_jax.attention import core
-from relpos_jax.attention.blockwise import Plan, attend_blockwise, rows_needed
+from relpos_jax.attention.blockwise import attend_blockwise
 from relpos_jax.attention.core import Operands
 from relpos_jax.attention.dropout import Dropped
+from relpos_jax.attention.plan import Plan, rows_needed
 from relpos_jax.masks import Mask, Strip
 from relpos_jax.positional.protocol import Params, PositionEncoding
 from relpos_jax.relative import Layout, descending
@@ -124,7 +125,14 @@ def _run(
         blocks = (blocks[0], keys)
     search = strip.search or bool(strip.gather)
     plan = Plan(
-        encoding, strip.mask, scale, layout, *blocks, spacing=strip.fold, search=search
+        encoding,
+        strip.mask,
+        scale,
+        layout,
+        *blocks,
+        spacing=strip.fold,
+        search=search,
+        rows=default_rows(operands.q.shape[0]),
     )
     operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
     if layout is not None and layout.unit:
@@ -158,8 +166,19 @@ def default_blocks(
     """
     most = (512, 256)
     if has_vectors(encoding, params):
-        most = (128, 128) if encoding.saturation() is not None else (256, 256)
+        most = (128, 128) if encoding.saturation() is not None else (256, 512)
     return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
+
+
+def default_rows(batch: int) -> int | None:
+    """Returns how many rows of the batch a block has; None for all.
+
+    One on CPU, whose caches then hold what is between two products; all elsewhere, and
+    where the compiler cuts the batch over a mesh's devices.
+    """
+    if jax.default_backend() != "cpu" or jax.sharding.get_abstract_mesh().axis_names:
+        return None
+    return 1
 
 
 def has_vectors(encoding: PositionEncoding, params: Params) -> bool:

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
@@ -54,9 +55,28 @@ def _backward(inner, precision, kind, saved, d_out):
     rows = x.ndim - inner
     out = tuple(range(rows, d_out.ndim)), tuple(range(inner, kernel.ndim))
     d_x = _dot(d_out, kernel, out, precision, None)
-    rows = tuple(range(rows))
-    d_kernel = _dot(x, d_out, (rows, rows), precision, None)
+    d_kernel = _kernel(x, d_out, rows, precision)
     return d_x.astype(x.dtype), d_kernel.astype(kernel.dtype)
+
+
+def _kernel(x, d_out, rows, precision):
+    """Returns the kernel's gradient, summed over the first `rows` axes."""
+    axes = tuple(range(rows)), tuple(range(rows))
+
+    def plain(x, d_out):
+        return _dot(x, d_out, axes, precision, None)
+
+    def swapped(x, d_out):
+        # The barrier keeps the compiler from swapping them back.
+        found = jax.lax.optimization_barrier(_dot(d_out, x, axes, precision, None))
+        outer = d_out.ndim - rows
+        order = [*range(outer, found.ndim), *range(outer)]
+        return jnp.transpose(found, order)
+
+    # XLA on CPU turns the first operand round: let it be the smaller one.
+    if x.size <= d_out.size:
+        return plain(x, d_out)
+    return jax.lax.platform_dependent(x, d_out, cpu=swapped, default=plain)
 
 
 def _dot(x, y, axes, precision, kind):

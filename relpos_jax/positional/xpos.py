@@ -1,6 +1,7 @@
 """xPos: rotary embeddings whose planes fade with distance (Sun et al. 2022)."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -138,22 +139,55 @@ class Xpos(PositionEncoding):
         centre = block.q_data[:, 0, :, 0]
         away = jnp.abs(block.q_at.position.astype(jnp.float32) - centre)
         near = jnp.all((away <= self.reach(dim)) | (block.q_at.segment == 0))
-        return jax.lax.cond(near, lambda block: block.logits, self._one_by_one, block)
+        # Loops of no steps leave the logits where they are; a condition copies them.
+        count = jnp.where(near, 0, away.shape[1])
+        places = block.q_at.position, block.k_at.position
+        return _one_by_one(
+            (self, block.scale), count, block.logits, block.q, block.k, places
+        )
 
-    def _one_by_one(self, block: Block) -> Float[Array, "b h q k"]:
-        """Returns the logits with each query as its own centre."""
-        k = jnp.swapaxes(block.k, 1, 2).astype(jnp.float32)
-
-        @jax.checkpoint
-        def one(q, position):
-            offset = block.k_at.position - position[:, None]
-            behind = jnp.maximum(-offset, 0)
-            turned = self._turn(k, offset, behind)
-            return block.scale * jnp.einsum("bhd,bkhd->bhk", q, turned)
-
-        queries = jnp.moveaxis(block.q.astype(jnp.float32), 2, 0)
-        rows = jax.lax.map(lambda x: one(*x), (queries, block.q_at.position.T))
-        return jnp.moveaxis(rows, 0, 2)
+    def _alone(self, scale: float, q, k, q_position, k_position):
+        """Returns one query's logits `[b h k]`, the query as its own centre."""
+        offset = k_position - q_position[:, None]
+        k = jnp.swapaxes(k, 1, 2).astype(jnp.float32)
+        turned = self._turn(k, offset, jnp.maximum(-offset, 0))
+        return scale * jnp.einsum("bhd,bkhd->bhk", q.astype(jnp.float32), turned)
 
     def past_training(self) -> str:
         return "Far keys fade out, the fastest planes first, so little there is new."
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _one_by_one(how, count, logits, q, k, places):
+    """Puts the logits of the first `count` queries, each its own centre, into place."""
+    (encoding, scale), (q_position, k_position) = how, places
+
+    def put(i, logits):
+        row = encoding._alone(scale, q[:, :, i], k, q_position[:, i], k_position)
+        return logits.at[:, :, i].set(row)
+
+    return jax.lax.fori_loop(0, count, put, logits)
+
+
+def _one_by_one_forward(how, count, logits, q, k, places):
+    return _one_by_one(how, count, logits, q, k, places), (count, q, k, places)
+
+
+def _one_by_one_backward(how, saved, d_out):
+    (encoding, scale), (count, q, k, (q_position, k_position)) = how, saved
+
+    def pull(i, found):
+        d_q, d_k = found
+
+        def row(q, k):
+            return encoding._alone(scale, q, k, q_position[:, i], k_position)
+
+        more_q, more_k = jax.vjp(row, q[:, :, i], k)[1](d_out[:, :, i])
+        return d_q.at[:, :, i].set(more_q), d_k + more_k
+
+    zero = jnp.zeros_like(q), jnp.zeros_like(k)
+    d_q, d_k = jax.lax.fori_loop(0, count, pull, zero)
+    return None, jnp.where(count > 0, 0.0, d_out), d_q, d_k, None
+
+
+_one_by_one.defvjp(_one_by_one_forward, _one_by_one_backward)

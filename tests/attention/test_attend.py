@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from relpos_jax import where
-from relpos_jax.attention import attend
+from relpos_jax.attention import attend, strips
 from relpos_jax.attention.attend import _check as check
-from relpos_jax.attention.blockwise import Plan, block_pairs
+from relpos_jax.attention.plan import Plan, block_pairs
 from relpos_jax.masks import Bidirectional, Causal, Window
 from relpos_jax.positional import Dims, PositionEncoding, make, merge
 from relpos_jax.relative import Layout
@@ -185,3 +185,40 @@ def test_bidirectional_attention_sees_both_sides():
     wanted = jax.nn.dot_product_attention(q, k, v, bias=bias[:, None, None])
     np.testing.assert_allclose(out[0], wanted[0], atol=2e-6)
     np.testing.assert_allclose(out[1, :4], wanted[1, :4], atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["alibi", "shaw", "transformer_xl", "xpos"])
+@pytest.mark.parametrize("rows", [None, 2])
+def test_rows_of_the_batch_by_blocks(name, rows, monkeypatch):
+    monkeypatch.setattr(strips, "default_rows", lambda batch: rows)
+    encoding, dims = make(name), Dims(2, 8, 16)
+    params = merge(
+        encoding.init(jax.random.key(0), dims),
+        encoding.init_shared(jax.random.key(1), dims),
+    )
+    keys = jax.random.split(jax.random.key(2), 3)
+    q, k, v = (jax.random.normal(key, (4, 40, 2, 8)) for key in keys)
+    # Rows of different lengths, so that none can stand for another.
+    at = where.from_lengths(jnp.asarray([40, 33, 17, 8]), 40)
+
+    def loss(params, q, k, v, implementation):
+        out = attend(
+            encoding,
+            params,
+            q,
+            k,
+            v,
+            at,
+            at,
+            layout=Layout(),
+            implementation=implementation,
+            blocks=(16, 8) if implementation == "blockwise" else None,
+            dropout=0.2,
+            key=jax.random.key(3),
+        )
+        return jnp.sum(jnp.sin(out))
+
+    run = jax.value_and_grad(loss, argnums=(0, 1, 2, 3))
+    found, wanted = run(params, q, k, v, "blockwise"), run(params, q, k, v, "dense")
+    for one, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)

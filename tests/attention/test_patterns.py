@@ -188,6 +188,7 @@ def test_memory_grows_linearly(mask):
 def visited(mask, length, block=32):
     """Returns how many blocks a forward pass visits, of all strips."""
     from relpos_jax.attention import blockwise
+    from relpos_jax.attention import plan as plans
 
     count = 0
 
@@ -195,7 +196,7 @@ def visited(mask, length, block=32):
         nonlocal count
         rows = q_at.position.shape[0]
         if plan.search:
-            count += rows * int(blockwise.search(plan, near, q_at, k_at)[1])
+            count += rows * int(plans.search(plan, near, q_at, k_at)[1])
         else:
             count += rows * (len(near) + len(far))
         return carry

@@ -10,7 +10,8 @@ from relpos_jax.interop.parity.common import join_heads, probabilities, split_he
 from relpos_jax.masks import Bidirectional, Causal
 from relpos_jax.positional.sinusoidal import sinusoid
 from relpos_jax.positional.transformer_xl import TransformerXLRelative
-from relpos_jax.relative import Diagonals, descending, shift
+from relpos_jax.relative import Diagonals, descending
+from relpos_jax.skew import shift
 
 
 @covers("txl", source="_rel_shift", arrays=("in.x_*", "out.x_*"))
