@@ -23,7 +23,9 @@ PEERS = {
 ENCODINGS = flags.DEFINE_list("encodings", list(PEERS), "Registered encodings.")
 LENGTHS = flags.DEFINE_list("lengths", ["4096", "8192"], "Queries and keys.")
 ONLY = flags.DEFINE_list("peers", None, "Modules of the peers to time; default all.")
-PATHS = flags.DEFINE_list("paths", ["auto"], "Ours: auto, blockwise, dense, pairs.")
+PATHS = flags.DEFINE_list(
+    "paths", ["auto", "fused"], "Ours: auto, blockwise, dense, fused, pairs."
+)
 SIZES = {
     "heads": flags.DEFINE_integer("heads", 4, "Heads."),
     "head_dim": flags.DEFINE_integer("head_dim", 64, "Features a head."),

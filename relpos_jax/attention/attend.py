@@ -10,6 +10,7 @@ from relpos_jax.attention import core
 from relpos_jax.attention.core import Operands
 from relpos_jax.attention.dense import attend_dense
 from relpos_jax.attention.dropout import dropped
+from relpos_jax.attention.fused import attend_fused, why_not
 from relpos_jax.attention.patterns import check_sense
 from relpos_jax.attention.plan import Plan
 from relpos_jax.attention.ring import Ring, attend_ring, ring_size, steps_needed
@@ -23,7 +24,7 @@ from relpos_jax.positional.protocol import Params, PositionEncoding, merge
 from relpos_jax.relative import Layout, holds
 from relpos_jax.where import Where
 
-IMPLEMENTATIONS = ("auto", "blockwise", "dense", "pairs", "ring")
+IMPLEMENTATIONS = ("auto", "blockwise", "dense", "fused", "pairs", "ring")
 
 # Below this many scores a head and row of the batch, all at once is faster (measured
 # by experiments.benchmarks.attention on two CPU cores).
@@ -68,7 +69,8 @@ def attend(
         pair and skips no block.
       implementation: "blockwise", "dense", "pairs" (dense, and tables on the matrix of
         distances: the oracle), "ring" (blockwise, with queries and keys cut over the
-        axis "sequence" of the mesh in use, see `attention.ring`) or "auto": the ring
+        axis "sequence" of the mesh in use, see `attention.ring`), "fused" (the
+        platform's kernel, see `attention.fused`) or "auto": the ring
         where the mesh has such an axis and there are queries for each of its devices.
       blocks: queries and keys a block, for "blockwise".
       dropout: the part of the weights that is zeroed after the softmax, the others
@@ -80,7 +82,8 @@ def attend(
       ValueError: shapes that do not fit together, an unknown implementation, a ring
         without a mesh, a mask that makes no sense with the encoding (see
         `patterns.check_sense`), a rate outside [0, 1), dropout on a ring or on a
-        pattern of several parts by blocks, or (when not traced) positions that
+        pattern of several parts by blocks, "fused" where no fused kernel is exact, or
+        (when not traced) positions that
         contradict the layout. When traced, rows that contradict it are NaN.
     """
     drop = dropped(key, dropout)
@@ -123,10 +126,21 @@ def attend(
     _refuse(implementation, drop)
     unit = layout is not None and layout.unit
     operands = Operands(q, k, v, turned_q, turned_k, None, params, q_data, k_data)
-    if implementation == "blockwise":
-        out = attend_strips(
+
+    def by_blocks():
+        return attend_strips(
             encoding, mask, scale, layout, operands, q_at, k_at, blocks, drop
         )
+
+    if implementation == "blockwise":
+        out = by_blocks()
+    elif implementation == "fused":
+        reason = why_not(encoding, mask, layout, queries, keys, drop)
+        if reason is not None:
+            raise ValueError(
+                f"no fused kernel is exact here: {reason}; use implementation='auto'"
+            )
+        out = attend_fused(mask, scale, operands, q_at, k_at, by_blocks)
     elif implementation == "ring":
         pieces = ring_size()
         here = -(-queries // pieces), -(-keys // pieces)

@@ -6,10 +6,13 @@ from absl import flags
 from flax import nnx
 
 from experiments.benchmarks import sublayer
-from experiments.benchmarks.peers import Peer
+from experiments.benchmarks.peers import Missing, Peer
 from experiments.benchmarks.workloads import ADAM, LEARNING_RATE, Workload
 from relpos_jax import data, positional
+from relpos_jax.attention import fused
+from relpos_jax.masks import Causal
 from relpos_jax.models import ModelConfig, TransformerXL
+from relpos_jax.relative import Layout
 from relpos_jax.training import runtime
 from relpos_jax.training.config import TrainingConfig
 from relpos_jax.training.state import initial
@@ -86,11 +89,21 @@ def attention(variant: str, length: int, heads: int, head_dim: int, dtype: str) 
     """Returns a forward and a backward pass with the encoding `variant`.
 
     A path may stand behind it: "alibi+dense".
+
+    Raises:
+      Missing: "fused" where the platform or the encoding has no such kernel.
     """
     runtime.prepare(compilation_cache=False)
     sizes = (f"--heads={heads}", f"--head_dim={head_dim}", f"--dtype={dtype}")
     flags.FLAGS(["worker", *sizes])
     name, _, path = variant.partition("+")
+    if path == "fused":
+        encoding, alone = positional.make(name), (length, length, None)
+        reason = fused.why_not(encoding, Causal(), Layout(), *alone)
+        if reason is None and fused.kernel(head_dim, jnp.dtype(dtype)) == "xla":
+            reason = f"none on this platform in {dtype} with heads of {head_dim}"
+        if reason is not None:
+            raise Missing(f"no fused kernel: {reason}")
     inputs = sublayer.inputs(name, length)
     function = sublayer.gradient(name, length, path or "auto")
     step = jax.jit(function).lower(*inputs).compile()
