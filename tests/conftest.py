@@ -21,6 +21,11 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 if not os.environ.get("RELPOS_JAX_TEST_OPTIMISED"):
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    # The older way to make kernels compiles in two thirds of the time. Other releases
+    # may not know the flag, and XLA ends a process for that.
+    if jax.__version_info__[:2] == (0, 10):
+        flag = "--xla_cpu_use_fusion_emitters=false"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,6 +45,24 @@ def _forget_compiled_programs():
     """Keeps a run of all tests from holding thousands of programs in memory."""
     yield
     jax.clear_caches()
+
+
+_ended = 0
+
+
+@pytest.fixture(autouse=True)
+def _forget_before_the_system_refuses():
+    """Forgets programs within long modules too.
+
+    A compiled program holds dozens of memory mappings, of which Linux grants a process
+    65,530: after some hundred programs of a module, XLA crashed for want of one more.
+    """
+    yield
+    global _ended
+    _ended += 1
+    maps = Path("/proc/self/maps")
+    if _ended % 20 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
