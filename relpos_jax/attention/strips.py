@@ -160,13 +160,13 @@ def default_blocks(
     """Returns the block sizes to use for these lengths.
 
     Large ones keep both cores of a small machine busy. A block needs `queries + keys -
-    1` rows of a table, so where those are vectors smaller blocks do less for nothing,
-    and with vectors that are one and the same away from the diagonal the smallest do
+    1` rows of a table, so where those are vectors fewer queries do less for nothing,
+    and with vectors that are one and the same away from the diagonal fewer keys do
     (measured by experiments.benchmarks).
     """
     most = (512, 256)
     if has_vectors(encoding, params):
-        most = (128, 128) if encoding.saturation() is not None else (256, 512)
+        most = (256, 256) if encoding.saturation() is not None else (256, 512)
     return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
 
 
