@@ -132,7 +132,7 @@ def _run(
         *blocks,
         spacing=strip.fold,
         search=search,
-        rows=default_rows(operands.q.shape[0]),
+        rows=default_rows(),
     )
     operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
     if layout is not None and layout.unit:
@@ -170,7 +170,7 @@ def default_blocks(
     return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
 
 
-def default_rows(batch: int) -> int | None:
+def default_rows() -> int | None:
     """Returns how many rows of the batch a block has; None for all.
 
     One on CPU, whose caches then hold what is between two products; all elsewhere, and
