@@ -132,7 +132,7 @@ def _run(
         *blocks,
         spacing=strip.fold,
         search=search,
-        rows=default_rows(),
+        rows=default_rows(operands.q.shape[0], blocks),
     )
     operands, q_at, k_at = _pad(plan, operands, q_at, k_at)
     if layout is not None and layout.unit:
@@ -170,15 +170,17 @@ def default_blocks(
     return min(most[0], _up(queries, 8)), min(most[1], _up(keys, 8))
 
 
-def default_rows() -> int | None:
-    """Returns how many rows of the batch a block has; None for all.
+def default_rows(batch: int, blocks: tuple[int, int]) -> int | None:
+    """Returns how many rows of the batch a block has, which divide it; None for all.
 
-    One on CPU, whose caches then hold what is between two products; all elsewhere, and
-    where the compiler cuts the batch over a mesh's devices.
+    On CPU as few as keep a block from being small, one as a rule: its caches then hold
+    what is between two products. All elsewhere, and where the compiler cuts the batch
+    over a mesh's devices.
     """
     if jax.default_backend() != "cpu" or jax.sharding.get_abstract_mesh().axis_names:
         return None
-    return 1
+    most = 512 * 256 // (blocks[0] * blocks[1])
+    return max(r for r in range(1, batch + 1) if batch % r == 0 and r <= max(most, 1))
 
 
 def has_vectors(encoding: PositionEncoding, params: Params) -> bool:

@@ -190,7 +190,7 @@ def test_bidirectional_attention_sees_both_sides():
 @pytest.mark.parametrize("name", ["alibi", "shaw", "transformer_xl", "xpos"])
 @pytest.mark.parametrize("rows", [None, 2])
 def test_rows_of_the_batch_by_blocks(name, rows, monkeypatch):
-    monkeypatch.setattr(strips, "default_rows", lambda: rows)
+    monkeypatch.setattr(strips, "default_rows", lambda batch, blocks: rows)
     encoding, dims = make(name), Dims(2, 8, 16)
     params = merge(
         encoding.init(jax.random.key(0), dims),
