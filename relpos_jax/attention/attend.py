@@ -70,8 +70,8 @@ def attend(
       implementation: "blockwise", "dense", "pairs" (dense, and tables on the matrix of
         distances: the oracle), "ring" (blockwise, with queries and keys cut over the
         axis "sequence" of the mesh in use, see `attention.ring`), "fused" (the
-        platform's kernel, see `attention.fused`) or "auto": the ring
-        where the mesh has such an axis and there are queries for each of its devices.
+        platform's kernel, see `attention.fused`) or "auto": the ring where the mesh has
+        such an axis and there are queries for each of its devices.
       blocks: queries and keys a block, for "blockwise".
       dropout: the part of the weights that is zeroed after the softmax, the others
         being raised to make up for it. Which ones depends on `key` and their places
@@ -83,8 +83,8 @@ def attend(
         without a mesh, a mask that makes no sense with the encoding (see
         `patterns.check_sense`), a rate outside [0, 1), dropout on a ring or on a
         pattern of several parts by blocks, "fused" where no fused kernel is exact, or
-        (when not traced) positions that
-        contradict the layout. When traced, rows that contradict it are NaN.
+        (when not traced) positions that contradict the layout. When traced, rows that
+        contradict it are NaN.
     """
     drop = dropped(key, dropout)
     _refuse(implementation, drop)

@@ -22,12 +22,12 @@ from relpos_jax.where import Where
 
 
 class Span(NamedTuple):
-    """Rows of the batch and of the time that a block has, of `[b t h d]`."""
+    """Which part of `[b t h d]` a block has, along `b` and `t`."""
 
-    row: jax.Array
-    start: jax.Array
-    rows: int | None  # all for None
-    size: int
+    row: jax.Array | int  # of the batch
+    start: jax.Array  # of the time
+    rows: int | None  # how many of the batch, all for None
+    size: int  # how many of the time
 
     def slice(self, x):
         """Returns the block, time before heads."""
@@ -43,8 +43,7 @@ class Span(NamedTuple):
     def put(self, x, block):
         """Puts a block with heads first back into `[b t h d]`."""
         block = jnp.swapaxes(block, 1, 2)
-        row = 0 if self.rows is None else self.row
-        starts = (row, self.start, *[0] * (x.ndim - 2))
+        starts = (self.row, self.start, *[0] * (x.ndim - 2))
         return jax.lax.dynamic_update_slice(x, block, starts)
 
     def add(self, total, part):
@@ -55,7 +54,7 @@ class Span(NamedTuple):
 def _spans(plan: Plan, place) -> tuple[Span, Span]:
     """Returns the block's spans of queries and of keys."""
     group, a, b = place
-    row = group * (plan.rows or 0)
+    row = 0 if plan.rows is None else group * plan.rows
     return (
         Span(row, a * plan.q_block, plan.rows, plan.q_block),
         Span(row, b * plan.k_block, plan.rows, plan.k_block),

@@ -4,7 +4,8 @@ A fused kernel knows scaled products and a causal band. So it fits encodings tha
 queries and keys alone, and rows that are one document each without empty slots: whether
 they are is known when the program runs, and where they are not, blockwise attention
 does the work. `jax.nn.dot_product_attention` finds the kernel: cuDNN's on NVIDIA GPUs,
-in half precision; elsewhere XLA's, which keeps all pairs.
+in half precision (FlashAttention, Dao et al. 2022); elsewhere XLA's, which keeps all
+pairs.
 """
 
 from collections.abc import Callable
@@ -42,15 +43,14 @@ def attend_fused(
     k_at: Where,
     otherwise: Callable[[], jax.Array],
 ) -> jax.Array:
-    """Returns `[b q h d]`; operands have time first.
+    """Returns `[b q h d]` float32.
 
     Args:
-      mask, scale, operands, q_at, k_at: as for the other paths, checked by `why_not`.
+      mask, scale, q_at, k_at: as for the other paths, checked by `why_not`.
+      operands: time first, `[b t h d]`, queries and keys as they are to be multiplied.
       otherwise: attends where a row holds several documents or empty slots.
     """
-    q = operands.q if operands.turned_q is None else operands.turned_q
-    k = operands.k if operands.turned_k is None else operands.turned_k
-    v = operands.v
+    q, k, v = operands.q, operands.k, operands.v
 
     def fused():
         window = None
@@ -63,7 +63,7 @@ def attend_fused(
             scale=scale,
             is_causal=bool(mask.causal),
             local_window_size=window,
-            implementation=kernel(q.shape[-1], v.dtype),
+            implementation=kernel(mask, q.shape[-1], v.dtype),
         )
         return found.astype(jnp.float32)
 
@@ -72,8 +72,12 @@ def attend_fused(
     return jax.lax.cond(alone, fused, otherwise)
 
 
-def kernel(head_dim: int, dtype) -> str:
-    """Returns the name of the kernel for `jax.nn.dot_product_attention`."""
+def kernel(mask: Mask, head_dim: int, dtype) -> str:
+    """Returns the name of the kernel for `jax.nn.dot_product_attention`.
+
+    cuDNN's has windows that look back only.
+    """
     half = dtype in (jnp.bfloat16, jnp.float16)
-    fits = half and head_dim % 8 == 0 and head_dim <= 128
+    back = mask.causal or not isinstance(mask, Window)
+    fits = half and back and head_dim % 8 == 0 and head_dim <= 128
     return "cudnn" if jax.default_backend() == "gpu" and fits else "xla"

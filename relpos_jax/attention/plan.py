@@ -1,4 +1,4 @@
-"""Which blocks blockwise attention computes, in what sizes and in which order."""
+"""Which blocks of scores blockwise attention computes, and in which order."""
 
 import math
 from typing import NamedTuple

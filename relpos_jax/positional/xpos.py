@@ -159,7 +159,11 @@ class Xpos(PositionEncoding):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _one_by_one(how, count, logits, q, k, places):
-    """Puts the logits of the first `count` queries, each its own centre, into place."""
+    """Puts the logits of the first `count` queries, each its own centre, into place.
+
+    `logits` are `[b h q k]`, `q` and `k` `[b h q d]` and `[b h k d]` before they are
+    turned, `places` their positions `[b q]` and `[b k]`.
+    """
     (encoding, scale), (q_position, k_position) = how, places
 
     def put(i, logits):

@@ -222,3 +222,11 @@ def test_rows_of_the_batch_by_blocks(name, rows, monkeypatch):
     found, wanted = run(params, q, k, v, "blockwise"), run(params, q, k, v, "dense")
     for one, other in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)
+
+
+def test_a_block_has_few_rows_of_the_batch_but_all_of_a_mesh_s():
+    assert strips.default_rows(4, (512, 256)) == 1
+    assert strips.default_rows(96, (128, 128)) == 8  # so that none is small
+    assert strips.default_rows(3, (16, 16)) == 3
+    with jax.set_mesh(jax.make_mesh((1,), ("data",))):
+        assert strips.default_rows(4, (512, 256)) is None

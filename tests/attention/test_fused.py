@@ -91,8 +91,10 @@ def test_it_is_refused_where_it_is_not_exact(name, change, message):
 
 
 def test_cudnn_is_asked_for_on_gpu_in_half_precision_only(monkeypatch):
-    assert fused.kernel(64, jnp.bfloat16) == "xla"
+    assert fused.kernel(Causal(), 64, jnp.bfloat16) == "xla"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert fused.kernel(64, jnp.bfloat16) == "cudnn"
-    assert fused.kernel(64, jnp.float32) == "xla"
-    assert fused.kernel(60, jnp.bfloat16) == "xla"
+    assert fused.kernel(Causal(), 64, jnp.bfloat16) == "cudnn"
+    assert fused.kernel(Causal(), 64, jnp.float32) == "xla"
+    assert fused.kernel(Causal(), 60, jnp.bfloat16) == "xla"
+    assert fused.kernel(Window(5), 64, jnp.bfloat16) == "cudnn"
+    assert fused.kernel(Window(5, causal=False), 64, jnp.bfloat16) == "xla"

@@ -98,9 +98,9 @@ def attention(variant: str, length: int, heads: int, head_dim: int, dtype: str) 
     flags.FLAGS(["worker", *sizes])
     name, _, path = variant.partition("+")
     if path == "fused":
-        encoding, alone = positional.make(name), (length, length, None)
-        reason = fused.why_not(encoding, Causal(), Layout(), *alone)
-        if reason is None and fused.kernel(head_dim, jnp.dtype(dtype)) == "xla":
+        encoding, mask = positional.make(name), Causal()
+        reason = fused.why_not(encoding, mask, Layout(), length, length, None)
+        if reason is None and fused.kernel(mask, head_dim, jnp.dtype(dtype)) == "xla":
             reason = f"none on this platform in {dtype} with heads of {head_dim}"
         if reason is not None:
             raise Missing(f"no fused kernel: {reason}")
